@@ -158,11 +158,6 @@ def never_started(ranks: Sequence[Rank], limit_s: float, folder: Path) -> RootCa
     return RootCause(names, text, missing[0].number if len(missing) == 1 else None)
 
 
-def damaged_journal(rank: Rank) -> RootCause:
-    """Return the cause for a rank whose journal has a damaged record, or one of another version or job."""
-    return RootCause(rank.name, f"invalid record in its journal {rank.journal.path}: {rank.damage[:200]}", rank.number)
-
-
 def job_ended(
     job: Job,
     ranks: Sequence[Rank],
@@ -239,14 +234,13 @@ def _exit_codes(folder: Path, ranks: Sequence[Rank], job: Job) -> dict[int, int]
         if listed_ranks:
             node_ranks = ranks[node * job.ranks_per_node : (node + 1) * job.ranks_per_node]
             unlisted = [rank for rank in node_ranks if rank.number not in listed_ranks]
-            exit_codes |= {rank.number: 0 for rank in unlisted if _exited_early(rank, terminated_pids)}
+            in_check = [rank for rank in unlisted if rank.current_check is not None and rank.heartbeat_expected]
+            exit_codes |= {
+                rank.number: 0
+                for rank in in_check
+                if rank.heartbeat is not None and str(rank.heartbeat.pid) not in terminated_pids
+            }
     return exit_codes
-
-
-def _exited_early(rank: Rank, terminated_pids: set[str]) -> bool:
-    """Return whether a rank that torchrun does not list as failed has exited in the middle of a check."""
-    in_check = rank.current_check is not None and rank.heartbeat_expected
-    return in_check and rank.heartbeat is not None and str(rank.heartbeat.pid) not in terminated_pids
 
 
 def _log_by_node(log: str) -> dict[int, str]:

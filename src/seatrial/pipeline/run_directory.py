@@ -71,7 +71,8 @@ class RunDir:
         self.request = request
         self.is_unchanged = False  # set by a resumed run that had nothing to measure and kept the recorded trial
         self._journal = Journal(path / _JOURNAL)
-        self._lock()
+        if not journal.lock(self._journal.fileno(), path):
+            raise UsageError(f"{path} is in use by another seatrial process")
 
     @classmethod
     def create(cls, path: Path, request: Request) -> RunDir:
@@ -194,10 +195,6 @@ class RunDir:
         """Return the SHA-256 of each file with results: the journals of the run and of all ranks. Raises OSError."""
         files = (self._journal.path, *sorted(self.path.glob(_RANK_JOURNALS)))
         return {str(file.relative_to(self.path)): _file_digest(file) for file in files}
-
-    def _lock(self) -> None:
-        if not journal.lock(self._journal.fileno(), self.path):
-            raise UsageError(f"{self.path} is in use by another seatrial process")
 
 
 def read_saved_run(path: Path) -> SavedRun:
