@@ -147,6 +147,7 @@ def _plant_metadata(injection: Injection) -> None:
 
 
 DRILLS = (
+    # A firewall blocks the port of the rendezvous between two nodes
     on_nodes(2, "iptables")(
         name="blocked-port",
         title="iptables drops packets to the rendezvous port from one of two nodes",
@@ -161,6 +162,7 @@ DRILLS = (
             change_node, command=f"iptables --append {_RENDEZVOUS_RULE}", undo=f"iptables --delete {_RENDEZVOUS_RULE}"
         ),
     ),
+    # The clock of one node is ahead
     on_nodes(2, other=_missing_faketime)(
         name="clock-skew",
         title="libfaketime adds 2 s to the clock of one of two nodes",
@@ -175,6 +177,7 @@ DRILLS = (
         ),
         prepare=_set_clock,
     ),
+    # One node has another filesystem at the path of a shared folder
     on_nodes(3)(
         name="folder-unshared",
         title="a tmpfs at the path of a shared folder on one of three nodes",
@@ -189,6 +192,7 @@ DRILLS = (
         ),
         prepare=_mount_other_filesystem,
     ),
+    # The link of one node loses packets
     on_nodes(3, "iptables")(
         name="lossy-link",
         title="one of three nodes loses 20 % of the packets that it receives",
@@ -204,6 +208,7 @@ DRILLS = (
         prepare=partial(change_node, command=f"iptables --append {_LOSS_RULE}", undo=f"iptables --delete {_LOSS_RULE}"),
         limit_s=600.0,  # TCP's timeouts slow the trial itself: it took 295 s
     ),
+    # NCCL may use few channels on one node only
     on_nodes(3)(
         name="max-nchannels-on-node",
         title="NCCL_MAX_NCHANNELS=2 on one of three nodes",
@@ -218,6 +223,7 @@ DRILLS = (
         ),
         prepare=partial(set_variables, NCCL_MAX_NCHANNELS="2"),
     ),
+    # The tasks of one node may lock only little memory
     on_nodes(2, "setpriv", "prlimit")(
         name="memlock-low-on-node",
         title="locked memory is limited to 64 KiB on one of two nodes, without CAP_IPC_LOCK",
@@ -234,6 +240,7 @@ DRILLS = (
         ),
         prepare=_limit_memlock,
     ),
+    # A node has another munge key than the controller
     on_nodes(2, "munged")(
         name="munge-key",
         title="one of two nodes has another munge key",
@@ -247,6 +254,7 @@ DRILLS = (
         ),
         prepare=_replace_munge_key,
     ),
+    # A node stops answering during a job
     on_nodes(2)(
         name="node-dead",
         title="the link of one of two nodes goes down and all its processes are killed during an all-reduce",
@@ -261,6 +269,7 @@ DRILLS = (
         ),
         act=_unplug,
     ),
+    # A node is drained
     on_nodes(2)(
         name="node-drained",
         title="scontrol sets one of two nodes to DRAIN",
@@ -274,6 +283,7 @@ DRILLS = (
         ),
         prepare=_drain,
     ),
+    # NCCL may not copy directly between the GPUs of one node
     on_nodes(3)(
         name="p2p-disabled-on-node",
         title="NCCL_P2P_DISABLE=1 on one of three nodes",
@@ -288,6 +298,7 @@ DRILLS = (
         ),
         prepare=partial(set_variables, NCCL_P2P_DISABLE="1"),
     ),
+    # A rank on another node is killed
     on_nodes(2)(
         name="rank-killed-on-node",
         title="SIGKILL to a rank on one of two nodes during an all-reduce",
@@ -302,6 +313,7 @@ DRILLS = (
         ),
         act=_kill_rank,
     ),
+    # The link of one node is much slower than the links of the other nodes
     on_nodes(3, "tc")(
         name="shaped-link",
         title="the link of one of three nodes is shaped to 200 Mbit/s",
@@ -316,6 +328,7 @@ DRILLS = (
         ),
         prepare=partial(shape_link, discipline="tbf rate 200mbit burst 256kbit latency 100ms"),
     ),
+    # One node has a small /dev/shm
     on_nodes(2)(
         name="shm-small-on-node",
         title="/dev/shm of 1 MiB on one of two nodes",
@@ -332,6 +345,7 @@ DRILLS = (
             change_node, command="mount -o remount,size=1m /dev/shm", undo="mount -o remount,size=50% /dev/shm"
         ),
     ),
+    # slurmd of a node dies during a job
     on_nodes(2)(
         name="slurmd-dead",
         title="SIGKILL to slurmd on one of two nodes during an all-reduce",
@@ -346,6 +360,7 @@ DRILLS = (
         ),
         act=_kill_slurmd_in_job,
     ),
+    # A node does not resolve the name of another node
     on_nodes(2)(
         name="unresolvable-host",
         title="one of two nodes does not resolve the other's name",
@@ -360,6 +375,7 @@ DRILLS = (
         ),
         prepare=_remove_name,
     ),
+    # One node has another version of torch than the others
     on_nodes(3)(
         name="version-differs",
         title="one of three nodes has a fake package entry (dist-info) of torch 2.1.0",
@@ -374,6 +390,7 @@ DRILLS = (
         ),
         prepare=_plant_metadata,
     ),
+    # GLOO_SOCKET_IFNAME names an interface that one node does not have
     on_nodes(2)(
         name="wrong-interface",
         title="GLOO_SOCKET_IFNAME=ib7 on one of two nodes, which has no such interface",

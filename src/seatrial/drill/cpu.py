@@ -114,6 +114,7 @@ def _mount_silent(injection: Injection) -> None:
 
 
 DRILLS = (
+    # One bit of one all-reduce result is wrong on one rank
     _drill(
         name="bit-flip",
         title=f"one bit of one all-reduce result is flipped on rank {FAULTY_RANK}",
@@ -129,6 +130,7 @@ DRILLS = (
         ),
         fault="bit_flip",
     ),
+    # A checkpoint changes on disk between its save and its load
     _drill(
         name="corrupted-checkpoint",
         title=f"one bit of a checkpoint file is flipped by rank {FAULTY_RANK} after each save",
@@ -143,6 +145,7 @@ DRILLS = (
         fault="damaged_checkpoint",
         limit_s=600,
     ),
+    # Other programs use all CPUs
     _drill(
         name="cpu-hog",
         title=f"two busy loops per CPU, in processes named {_HOG}",
@@ -158,6 +161,7 @@ DRILLS = (
         ),
         prepare=_use_all_cpus,
     ),
+    # A rank reads prepared data that another job is just rewriting
     _drill(
         name="dataset-cache-race",
         title=f"the prepared data is incomplete when rank {FAULTY_RANK} reads it, "
@@ -172,6 +176,7 @@ DRILLS = (
         ),
         fault="truncated_cache",
     ),
+    # The filesystem of a check's artifacts is full while a checkpoint is saved
     _drill(
         name="disk-full",
         title=f"the filesystem of the checkpoints has {_DISK_SIZE.upper()}B, less than one checkpoint",
@@ -187,6 +192,7 @@ DRILLS = (
         prepare=_use_new_mounts,
         act=_fill_disk,
     ),
+    # One parameter of one rank differs in one bit
     _drill(
         name="diverged-parameters",
         title=f"one bit of one parameter of rank {FAULTY_RANK} is flipped; "
@@ -203,6 +209,7 @@ DRILLS = (
         ),
         fault="diverged_parameters",
     ),
+    # A process may lock only little memory
     _drill(
         name="memlock-low",
         title="locked memory is limited to 64 KiB (ulimit -l), without CAP_IPC_LOCK",
@@ -220,6 +227,7 @@ DRILLS = (
         needs=Needs(root=True, programs=("setpriv",)),
         prepare=_limit_memlock,
     ),
+    # One gradient of one rank is NaN
     _drill(
         name="nan-gradient",
         title=f"one gradient of rank {FAULTY_RANK} is NaN in one step",
@@ -234,6 +242,7 @@ DRILLS = (
         ),
         fault="nan_gradient",
     ),
+    # The memory of a rank grows until the limit of its address space
     _drill(
         name="out-of-memory",
         title=f"rank {FAULTY_RANK} allocates memory until its limit (RLIMIT_AS)",
@@ -248,6 +257,7 @@ DRILLS = (
         ),
         fault="memory_limit",
     ),
+    # A rank is killed while it trains
     _drill(
         name="rank-killed",
         title=f"SIGKILL to rank {FAULTY_RANK} of a training on two ranks",
@@ -262,6 +272,7 @@ DRILLS = (
         ),
         act=partial(_signal_rank, number=signal.SIGKILL),
     ),
+    # A rank raises an error while it trains
     _drill(
         name="rank-raises",
         title=f"rank {FAULTY_RANK} of a training on two ranks raises an error",
@@ -276,6 +287,7 @@ DRILLS = (
         ),
         fault="error_in_training",
     ),
+    # A rank is stopped while it trains: its peers wait in a collective
     _drill(
         name="rank-stopped",
         title=f"SIGSTOP to rank {FAULTY_RANK} of a training on two ranks",
@@ -291,6 +303,7 @@ DRILLS = (
         ),
         act=partial(_signal_rank, number=signal.SIGSTOP),
     ),
+    # The folder of the run directory is on a filesystem that is mounted read-only
     _drill(
         name="run-dir-read-only",
         title="the run directory is on a read-only filesystem",
@@ -304,6 +317,7 @@ DRILLS = (
         needs=Needs(root=True, programs=("unshare", "mount")),
         prepare=_mount_read_only,
     ),
+    # The filesystem of the run directory becomes read-only while ranks train, as ext4 and XFS do after an I/O error
     _drill(
         name="run-dir-remounted",
         title="the filesystem of the run directory becomes read-only while ranks train",
@@ -318,6 +332,7 @@ DRILLS = (
         prepare=_mount_run_dir,
         act=_remount_read_only,
     ),
+    # The node's /dev/shm has Docker's default size
     _drill(
         name="shm-small",
         title="/dev/shm of 64 MiB, as in a container without --shm-size",
@@ -334,6 +349,7 @@ DRILLS = (
         needs=Needs(root=True, programs=("unshare", "mount")),
         prepare=_mount_small_shm,
     ),
+    # The data of one rank arrives late
     _drill(
         name="slow-input",
         title=f"each batch of rank {FAULTY_RANK} arrives 0.3 s late",
@@ -349,6 +365,7 @@ DRILLS = (
         ),
         fault="slow_input",
     ),
+    # One rank computes slower than the others
     _drill(
         name="slow-rank",
         title=f"each forward pass of rank {FAULTY_RANK} takes 0.3 s longer",
@@ -364,6 +381,7 @@ DRILLS = (
         ),
         fault="slow_step",
     ),
+    # A mounted filesystem does not answer: a FUSE filesystem whose program never replies
     _drill(
         name="stale-mount",
         title="a FUSE filesystem whose program does not reply",

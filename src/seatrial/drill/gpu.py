@@ -50,6 +50,7 @@ def _start_on_gpu(injection: Injection, mode: str) -> None:
 
 
 DRILLS = (
+    # Another program computes on a GPU of the trial
     _drill(
         name="corunning-gemm",
         title=f"another program multiplies matrices on GPU {_GPU}",
@@ -65,6 +66,7 @@ DRILLS = (
         needs=Needs(gpus=1),
         prepare=partial(_start_on_gpu, mode="compute"),
     ),
+    # A process of an ended job still holds memory of a GPU
     _drill(
         name="leftover-memory",
         title=f"an idle process holds 8 GiB of GPU {_GPU}",
@@ -97,6 +99,7 @@ DRILLS = (
         needs=Needs(gpus=2),
         prepare=partial(_set_variable, name="NCCL_MAX_NCHANNELS", value="2"),
     ),
+    # A GPU of the node is not visible to the trial
     _drill(
         name="missing-gpu",
         title="one of two expected GPUs is not visible (CUDA_VISIBLE_DEVICES=0)",
@@ -130,6 +133,7 @@ DRILLS = (
         needs=Needs(gpus=2),
         prepare=partial(_set_variable, name="NCCL_P2P_DISABLE", value="1"),
     ),
+    # Two ranks use the same GPU
     _drill(
         name="shared-gpu",
         title=f"rank {FAULTY_RANK} uses the GPU of rank 0",
