@@ -14,9 +14,10 @@ from pydantic import BaseModel, TypeAdapter
 
 from seatrial.drill import catalog
 from seatrial.drill.base import DrillResult
-from seatrial.drill.clean import CONFIDENCE, CleanRuns
+from seatrial.drill.clean import CleanRuns
 from seatrial.drill.evaluate import MAX_CHARS
 from seatrial.drill.text import PARTS, part_text, totals
+from seatrial.util.quantiles import CONFIDENCE
 from seatrial.util.text import cut_at_sentence
 
 ROOT = Path(__file__).parent.parent

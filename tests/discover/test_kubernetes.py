@@ -8,11 +8,12 @@ import pytest
 
 from seatrial.discover.kubectl import Kubectl
 from seatrial.discover.kubernetes import (
+    Event,
     KubernetesNode,
+    Pod,
     device_count,
     kubernetes_data,
-    parse_events,
-    parse_pods,
+    parse,
     read_gpu_users,
     read_nodes,
 )
@@ -97,7 +98,7 @@ def test_a_node_with_the_least_fields() -> None:
     ],
 )
 def test_state_of_a_pod(status: dict[str, object], text: str, started: bool) -> None:
-    (pod,) = parse_pods([{"metadata": {"name": "p"}, "status": status}])
+    (pod,) = parse([{"metadata": {"name": "p"}, "status": status}], Pod)
     assert (str(pod), pod.started, pod.start_s) == (text, started, None)
 
 
@@ -117,7 +118,7 @@ def test_state_of_a_pod(status: dict[str, object], text: str, started: bool) -> 
 )
 def test_pull_time(message: str, seconds: float | None) -> None:
     """Messages of kubelets; file 11306852934 and others of a public index of GitHub repositories."""
-    (event,) = parse_events([{"involvedObject": {"name": "p"}, "reason": "Pulled", "message": message}])
+    (event,) = parse([{"involvedObject": {"name": "p"}, "reason": "Pulled", "message": message}], Event)
     assert event.pull_s == (pytest.approx(seconds) if seconds else None)
 
 

@@ -11,7 +11,7 @@ from tests.fakes.slurm import FakeSlurm, success
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, port: int) -> str:
-    node = success("NodeName=n7 NodeAddr=127.0.0.1 NodeHostName=n7 Version=22.05.8\n")
+    node = success("NodeName=n7 NodeAddr=127.0.0.1 NodeHostName=n7 Version=22.05.8\n   State=IDLE ThreadsPerCore=1\n")
     config = success(f"SlurmdPidFile           = /run/slurmd.pid\nSlurmdPort              = {port}\n")
     FakeSlurm({"scontrol show node n7": node, "scontrol show config": config}).install(monkeypatch)
     return slurmd_answer("n7")

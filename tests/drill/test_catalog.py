@@ -25,7 +25,7 @@ SEARCH = "collectives.localization"  # runs by itself on three nodes or more
 def test_drill_names_existing_checks_and_causes(drill: Drill) -> None:
     all_checks = checks.catalog()
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", drill.name)
-    for name, options in drill.trial.checks.items():
+    for name, options in drill.checks.items():
         all_checks[name].options.model_validate(options)
     if drill.fault:
         assert callable(import_module(f"seatrial.drill.faults.{drill.fault}").install)
@@ -35,7 +35,7 @@ def test_drill_names_existing_checks_and_causes(drill: Drill) -> None:
     assert drill.expected.command
     if drill.expected.refusal:
         return
-    measured = [*drill.trial.checks, *([SEARCH] if drill.needs.nodes > 2 else [])]
+    measured = [*drill.checks, *([SEARCH] if drill.needs.nodes > 2 else [])]
     seen = [name for name in measured if fnmatchcase(name, drill.expected.check)]
     assert seen, "the check that must see the fault is not in the trial"
     ids = OTHER_CAUSES | {cause.id for cause in causes()} | {cause.id for cause in missing_node_causes()}
@@ -48,4 +48,4 @@ def test_machine_matches_needs() -> None:
     for drill in catalog().values():
         assert (drill.machine == "gpu") == (drill.needs.gpus > 0)
         assert (drill.machine == "cluster") == (drill.needs.nodes > 1)
-        assert drill.trial.launcher == ("slurm" if drill.machine == "cluster" else "local")
+        assert drill.launcher == ("slurm" if drill.machine == "cluster" else "local")

@@ -31,26 +31,23 @@ def test_upper_bound(events: int, runs: int, expected: float) -> None:
 def test_clean_runs_have_the_checks_thresholds_and_limits_of_all_drills_and_no_fault() -> None:
     drills = ["bit-flip", "shm-small", "memlock-low", "cpu-hog", "rank-killed", "rank-stopped"]
     first, second = clean_drills([catalog()[name] for name in drills])
-    assert list(first.trial.checks) == ["collectives.all_reduce", "host.inventory", "host.load", "train.ddp"]
-    assert first.trial.checks["train.ddp"] == catalog()["rank-killed"].trial.checks["train.ddp"]
-    assert first.trial.settings == {
-        "checks": {
-            "host.inventory": {"expect": {"memlock_unlimited": "== 1 bool"}},
-            "host.load": {"expect": {"cpu_busy": CPU_LIMIT}},
-        }
+    assert list(first.checks) == ["collectives.all_reduce", "host.inventory", "host.load", "train.ddp"]
+    assert first.checks["train.ddp"] == catalog()["rank-killed"].checks["train.ddp"]
+    assert first.thresholds == {
+        "host.inventory": {"memlock_unlimited": "== 1 bool"},
+        "host.load": {"cpu_busy": CPU_LIMIT},
     }
     assert (first.fault, first.prepare) == ("", DRILL.prepare)
-    assert second.trial == catalog()["rank-stopped"].trial  # its limits are its own
+    assert second.settings == catalog()["rank-stopped"].settings  # its limits are its own
     with pytest.raises(UsageError, match="of one machine"):
         clean_drills([catalog()["bit-flip"], catalog()["missing-gpu"]])
 
 
 def test_trials_that_differ_in_an_option_or_a_threshold_stay_apart() -> None:
     load = catalog()["cpu-hog"]
-    other = replace(load.trial, settings={"checks": {"host.load": {"expect": {"cpu_busy": "<= 99 %"}}}})
-    assert len(clean_drills([load, replace(load, trial=other), load])) == 2
-    sizes = replace(load.trial, checks={"host.load": {"seconds": 1}})
-    assert len(clean_drills([load, replace(load, trial=sizes)])) == 2
+    other = replace(load, thresholds={"host.load": {"cpu_busy": "<= 99 %"}})
+    assert len(clean_drills([load, other, load])) == 2
+    assert len(clean_drills([load, replace(load, checks={"host.load": {"seconds": 1}})])) == 2
 
 
 def test_interrupted_clean_runs_keep_those_that_are_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

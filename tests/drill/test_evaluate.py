@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tools.records import record_path
 
-from seatrial.drill.base import Drill, DrillResult, DrillTrial, Expected
+from seatrial.drill.base import Drill, DrillResult, Expected
 from seatrial.drill.evaluate import Evidence, evaluate, finding_cause
 from seatrial.model import Decision, DecisionValue, Finding, Outcome, Trial, Verdict
 from seatrial.model.trial import Action
@@ -48,7 +48,7 @@ def result(findings: tuple[Finding, ...], verdict: Verdict = VERDICT, expected: 
 
 
 def evaluated(trial: Trial | None, errors: str, expected: Expected = EXPECTED, failure: str = "") -> DrillResult:
-    drill = Drill(name="drill", title="", machine="cpu", trial=DrillTrial(checks={}), expected=expected)
+    drill = Drill(name="drill", title="", machine="cpu", checks={}, expected=expected)
     return evaluate(drill, Evidence(trial, errors, 1.5, failure))
 
 

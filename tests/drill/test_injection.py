@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.drill import faults
-from seatrial.drill.base import Drill, DrillTrial, Expected
+from seatrial.drill.base import Drill, Expected
 from seatrial.drill.injection import Injection, TrialEndedEarly
 from seatrial.model import SeatrialError
 from seatrial.worker import Heartbeat
@@ -22,7 +22,9 @@ DRILL = Drill(
     name="test",
     title="",
     machine="cpu",
-    trial=DrillTrial(checks={"host.inventory": {}}, settings={"limits": {"startup_s": 60}, "cluster": {"nodes": 1}}),
+    checks={"host.inventory": {}},
+    thresholds={"host.inventory": {"memlock_unlimited": "== 1 bool"}},
+    settings={"limits": {"startup_s": 60}},
     expected=Expected(cause="", place="", command=""),
 )
 

@@ -139,7 +139,7 @@ def _cut_journals(trial: Trial) -> Iterator[tuple[str, Trial]]:
         path = Path(folder) / "run"
         run_dir = RunDir.create(path, request)
         for measurement in trial.measurements:
-            run_dir.save_measurement(measurement)
+            run_dir.save(measurement)
         del run_dir  # ends its lock
         lines = (path / JOURNAL).read_bytes().splitlines(keepends=True)
         for cut in range(JOURNAL_CUTS):

@@ -6,9 +6,10 @@ import pytest
 from pydantic import JsonValue
 from tools.records import record_path
 
-from seatrial.hardware.bounds import Bound, MetricLookup, hardware_bound, measured_bounds
+from seatrial.hardware.bounds import MetricLookup, hardware_bound, measured_bounds
 from seatrial.hardware.links import BIDIRECTIONAL, COLLECTIVE
 from seatrial.hardware.references import References, skus
+from seatrial.model.benchmark import Bound
 from seatrial.pipeline.run_directory import load_trial
 
 REFERENCES = References(None, skus())

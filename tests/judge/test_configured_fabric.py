@@ -11,6 +11,7 @@ from seatrial.hardware.links import Links
 from seatrial.judge import judge, unexpected_rdma
 from seatrial.model import Absent, Job, Measurement, Metric, Outcome, Reason, Verdict, Why
 from seatrial.pipeline.rejudge import make_decision
+from tests.report import samples
 
 FACTS = {"backend": "nccl", "gpu": "NVIDIA H200", "world_size": 2, "nodes": 2, "backend_environment": {}}
 
@@ -154,5 +155,6 @@ def test_the_decision_names_sizes_that_were_not_timed() -> None:
     )
     settings = config("collectives.all_reduce", fabric={"kind": "tcp", "rate": "10 Gb/s"})
     verdicts = [Verdict("collectives.all_reduce", "cluster", Outcome.PASS, "busbw.1GiB")]
-    decision = make_decision(settings, (), verdicts, {}, jobs=[job], environment={}, stop_reason="", gpu_error="")
+    trial = samples.accepted().model_copy(update={"jobs": (job,), "measurements": (), "environment": {}})
+    decision = make_decision(trial, settings, verdicts)
     assert "judged at a smaller size: collectives.all_reduce, since 8 GiB takes about 111 s" in decision.reason

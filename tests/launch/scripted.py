@@ -19,7 +19,7 @@ from seatrial import __version__
 from seatrial.checks import catalog
 from seatrial.config.schema import Config, Limits
 from seatrial.launch import rank_status, root_cause, watch
-from seatrial.launch.base import RenderedJob
+from seatrial.launch.base import Launcher, RenderedJob
 from seatrial.launch.local import LocalJob, LocalLauncher
 from seatrial.launch.watch import run_job
 from seatrial.model import Job, JobResult, Measurement, Preflight
@@ -131,7 +131,7 @@ class ScriptedJob(LocalJob):
     unreadable_nodes: tuple[int, ...] = ()
 
 
-class Scripted:
+class Scripted(Launcher):
     """Starts one process per attempt; its script simulates all ranks."""
 
     name = "scripted"

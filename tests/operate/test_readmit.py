@@ -15,7 +15,16 @@ from tools.records import record_path
 from seatrial.model import Decision, DecisionValue, Finding, Outcome, SeatrialError, Trial, Verdict
 from seatrial.operate import readmit
 from seatrial.operate.drain_limit import prepare
-from seatrial.operate.node_changes import DRAIN, DRAIN_AGAIN, END_RESERVATION, Flags, NodeChange, NodeResult, Partner
+from seatrial.operate.node_changes import (
+    DRAIN,
+    DRAIN_AGAIN,
+    END_RESERVATION,
+    Candidates,
+    Flags,
+    NodeChange,
+    NodeResult,
+    Partner,
+)
 from seatrial.operate.readmit import Options, Readmission, Session, choose_partners, nodes_at_fault
 from seatrial.pipeline.run_directory import load_trial
 
@@ -49,7 +58,7 @@ def bad(node: str) -> Trial:
     return trial(verdicts=[verdict], findings=[located(node, verdict)])
 
 
-class FakeCandidates:
+class FakeCandidates(Candidates[Any]):
     """Records the changes; those with an action in ``fails`` fail. Nodes are drained before if ``drained``."""
 
     cluster_node_count = 10
@@ -64,9 +73,14 @@ class FakeCandidates:
     def partners(self, names: Sequence[str] = ()) -> list[Partner]:
         return [Partner(node=name, why="--partner") for name in names] or POOL
 
-    def settings(self, nodes: Sequence[str]) -> list[tuple[str, str, Any]]:
+    def _settings(self, nodes: Sequence[str]) -> dict[str, Any]:
         self.tested.append(list(nodes))
-        return []
+        return {}
+
+    def _refusal(self, node: Any) -> str:
+        raise NotImplementedError
+
+    _partner_problem = _partners = _refusal  # type: ignore[assignment]
 
     def before_test(self, partners: Sequence[str]) -> list[NodeChange]:
         actions = ("reserve", "resume") if self.drained else ()

@@ -33,8 +33,8 @@ def test_check_skipped_by_an_earlier_plan_is_not_complete() -> None:
 @pytest.mark.parametrize("now", [Machine(host="other", gpus=HERE.gpus), Machine(host="h", gpus=("GPU-1", "GPU-3"))])
 def test_measurements_of_another_machine_are_discarded_permanently(tmp_path: Path, now: Machine) -> None:
     run_dir = RunDir.create(tmp_path / "out", request())
-    run_dir.save_machine(HERE)
-    run_dir.save_measurement(Measurement(check="host.inventory", subject="h", rank=0))
+    run_dir.save(HERE)
+    run_dir.save(Measurement(check="host.inventory", subject="h", rank=0))
     same_machine = results(run_dir)
     load_earlier_sessions(same_machine, HERE)
     assert len(same_machine.measurements) == 1
@@ -48,9 +48,9 @@ def test_measurements_of_another_machine_are_discarded_permanently(tmp_path: Pat
 
 def test_a_check_that_was_too_noisy_for_a_threshold_is_measured_again(tmp_path: Path) -> None:
     run_dir = RunDir.create(tmp_path / "out", request())
-    run_dir.save_machine(HERE)
+    run_dir.save(HERE)
     absent = (Absent(metric="scaling_efficiency", why=Why.UNREADABLE, reason="too noisy"),)
-    run_dir.save_measurement(Measurement(check="train.ddp", subject="h", rank=0, absent=absent))
+    run_dir.save(Measurement(check="train.ddp", subject="h", rank=0, absent=absent))
     for expect, kept in (({}, 1), ({"scaling_efficiency": "> 90 %"}, 0)):
         checks = {"train.ddp": CheckSettings.model_validate({"expect": expect})}
         resumed = TrialResults(run_dir, run_dir.request.config.model_copy(update={"checks": checks}), SilentDisplay())
@@ -60,8 +60,8 @@ def test_a_check_that_was_too_noisy_for_a_threshold_is_measured_again(tmp_path: 
 
 def test_record_of_another_machine_is_set_aside(tmp_path: Path) -> None:
     run_dir = RunDir.create(tmp_path / "out", request())
-    run_dir.save_machine(HERE)
-    run_dir.save_measurement(Measurement(check="host.inventory", subject="h", rank=0))
+    run_dir.save(HERE)
+    run_dir.save(Measurement(check="host.inventory", subject="h", rank=0))
     record = tmp_path / "out/trial.json"
     record.write_text("ACCEPTED")
     load_earlier_sessions(results(run_dir), HERE)
@@ -76,8 +76,8 @@ def test_record_of_another_machine_is_set_aside(tmp_path: Path) -> None:
 
 def test_discard_of_another_machine_survives_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = RunDir.create(tmp_path / "out", request())
-    run_dir.save_machine(HERE)
-    run_dir.save_measurement(Measurement(check="host.inventory", subject="h", rank=0))
+    run_dir.save(HERE)
+    run_dir.save(Measurement(check="host.inventory", subject="h", rank=0))
     other = Machine(host="other", gpus=())
     append = Journal.append
     written: list[Record] = []
@@ -107,8 +107,8 @@ def of_gpu(uuid: str, check: str = "device.gemm") -> Measurement:
 
 def test_another_gpu_on_a_node_of_the_same_name_is_refused(tmp_path: Path) -> None:
     run_dir = RunDir.create(tmp_path / "out", request())
-    run_dir.save_machine(NODES_OF_A_SCHEDULER)
-    run_dir.save_measurement(of_gpu("GPU-old"))
+    run_dir.save(NODES_OF_A_SCHEDULER)
+    run_dir.save(of_gpu("GPU-old"))
     resumed = TrialResults(run_dir, config_of("device.gemm", "device.burn"), SilentDisplay())
     load_earlier_sessions(resumed, NODES_OF_A_SCHEDULER)
     resumed.add_measurement(of_gpu("GPU-old", "device.burn"))
@@ -120,9 +120,9 @@ def test_another_gpu_on_a_node_of_the_same_name_is_refused(tmp_path: Path) -> No
 
 def test_measurements_of_an_exchanged_gpu_in_the_journal_are_refused_again(tmp_path: Path) -> None:
     run_dir = RunDir.create(tmp_path / "out", request())
-    run_dir.save_machine(NODES_OF_A_SCHEDULER)
+    run_dir.save(NODES_OF_A_SCHEDULER)
     for uuid, check in (("GPU-old", "device.gemm"), ("GPU-new", "device.burn")):
-        run_dir.save_measurement(of_gpu(uuid, check))
+        run_dir.save(of_gpu(uuid, check))
     resumed = TrialResults(run_dir, config_of("device.gemm", "device.burn"), SilentDisplay())
     with pytest.raises(GpuExchanged):
         load_earlier_sessions(resumed, NODES_OF_A_SCHEDULER)

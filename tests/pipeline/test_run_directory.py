@@ -37,9 +37,9 @@ def closed(run_dir: RunDir) -> Path:
 def test_saved_records_are_recovered_in_order(tmp_path: Path) -> None:
     run_dir = RunDir.create(tmp_path / "out", REQUEST)
     machine = Machine(host="h", gpus=("GPU-1",))
-    run_dir.save_machine(machine)
-    run_dir.save_measurement(measured("a"))
-    run_dir.save_measurement(measured("b"))
+    run_dir.save(machine)
+    run_dir.save(measured("a"))
+    run_dir.save(measured("b"))
     run_dir.discard_checks(["a"])
     saved = RunDir.reopen(closed(run_dir)).recover()
     assert [measurement.check for measurement in saved.measurements] == ["b"]
@@ -49,7 +49,7 @@ def test_saved_records_are_recovered_in_order(tmp_path: Path) -> None:
 def test_measurement_only_in_a_rank_journal_is_recovered_once(tmp_path: Path) -> None:
     """The main process was killed before it saved a measurement that a rank had written."""
     run_dir = RunDir.create(tmp_path / "out", REQUEST)
-    run_dir.save_measurement(measured("a", 0))
+    run_dir.save(measured("a", 0))
     for rank in (0, 1):
         journal = Journal(tmp_path / "out/jobs/ranks/attempt1" / f"rank{rank}.jsonl")
         journal.append({"start": "a", "time": 5.0})
@@ -71,7 +71,7 @@ def test_directory_without_measurements_is_removed(tmp_path: Path) -> None:
     RunDir.create(tmp_path / "out", REQUEST).remove_if_unused()
     assert not (tmp_path / "out").exists()
     used = RunDir.create(tmp_path / "out", REQUEST)
-    used.save_measurement(measured())
+    used.save(measured())
     used.remove_if_unused()
     assert (tmp_path / "out/run.json").exists()
 
@@ -110,7 +110,7 @@ def test_journal_of_a_build_with_other_records_is_refused(tmp_path: Path, change
 def test_retries_are_discarded_without_their_first_measurements(tmp_path: Path) -> None:
     run_dir = RunDir.create(tmp_path / "out", REQUEST)
     for measurement in (measured("a"), measured("b"), retried("a"), retried("b")):
-        run_dir.save_measurement(measurement)
+        run_dir.save(measurement)
     run_dir.discard_retries(["a"])
     saved = run_dir.recover()
     assert [measurement.check for measurement in saved.measurements] == ["a", "b"]
@@ -122,8 +122,8 @@ def test_retries_are_discarded_without_their_first_measurements(tmp_path: Path) 
 
 def test_retry_only_in_a_rank_journal_replaces_its_error(tmp_path: Path) -> None:
     run_dir = RunDir.create(tmp_path / "out", REQUEST)
-    run_dir.save_measurement(measured("a", 0))
-    run_dir.save_measurement(retried("a", 0, error="start it by hand"))
+    run_dir.save(measured("a", 0))
+    run_dir.save(retried("a", 0, error="start it by hand"))
     journal = Journal(tmp_path / "out/jobs/ranks-retry/attempt1/rank0.jsonl")
     journal.append({"measurement": retried("a", 0, started=7.0).model_dump(mode="json")})
     for _ in range(2):
@@ -155,7 +155,7 @@ def mode(path: Path) -> int:
 def test_only_the_owner_reads_a_new_run_directory(tmp_path: Path) -> None:
     os.umask(0o022)
     run_dir = RunDir.create(tmp_path / "runs" / "out", REQUEST)
-    run_dir.save_measurement(measured())
+    run_dir.save(measured())
     (run_dir.path / "jobs").mkdir()
     (run_dir.path / "jobs" / "log").touch()
     assert mode(tmp_path / "runs") == 0o755, "the directory of all runs stays as the user wants it"

@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -138,7 +138,7 @@ def _require_consistent(launcher: str, flags: Flags, reason_prefix: str, state_d
         raise UsageError("--reason-prefix is blank, which would return nodes drained for any reason")
 
 
-def _candidates(options: Options, launcher: str, run_id: str, reason_prefix: str) -> Candidates:
+def _candidates(options: Options, launcher: str, run_id: str, reason_prefix: str) -> Candidates[Any]:
     """Return the nodes to test, with their state in Slurm or Kubernetes.
 
     Raises SeatrialError if one of them cannot be tested.
@@ -197,7 +197,7 @@ def _note(text: str) -> None:
 
 
 def _print_dry_run(
-    options: Options, candidates: Candidates, pool: Sequence[Partner], preview: Preview, as_json: bool
+    options: Options, candidates: Candidates[Any], pool: Sequence[Partner], preview: Preview, as_json: bool
 ) -> None:
     from seatrial.checks import catalog
     from seatrial.operate.readmit import planned_changes

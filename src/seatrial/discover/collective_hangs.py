@@ -87,7 +87,10 @@ def collective_hangs(dumps: Iterable[Dump], world_size: int = 0) -> list[Collect
         else:
             hangs += _transfer_hangs(name, members, group_by_rank, dump_by_rank)
     group_by_waiting_rank = {rank: hang.group for hang in hangs for rank in hang.waiting}
-    hangs = [_with_elsewhere(hang, group_by_waiting_rank) for hang in hangs]
+    for index, hang in enumerate(hangs):
+        groups = {rank: group_by_waiting_rank.get(rank, hang.group) for rank in hang.absent}
+        elsewhere = {rank: group for rank, group in groups.items() if group != hang.group}
+        hangs[index] = replace(hang, elsewhere=elsewhere)
     return sorted(hangs, key=lambda hang: (not hang.ranks_at_fault, hang.group))
 
 
@@ -171,9 +174,3 @@ def _transfer_hangs(
             hangs.append(hang)
             break  # later transfers of this rank wait for this one
     return hangs
-
-
-def _with_elsewhere(hang: CollectiveHang, group_by_waiting_rank: Mapping[int, str]) -> CollectiveHang:
-    """The hang with ``elsewhere`` filled in."""
-    groups = {rank: group_by_waiting_rank.get(rank, hang.group) for rank in hang.absent}
-    return replace(hang, elsewhere={rank: group for rank, group in groups.items() if group != hang.group})

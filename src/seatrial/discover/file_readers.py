@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
-from seatrial.util.text import error_text, printable
+from seatrial.util.text import error_text, number_ranges, printable
 
 T = TypeVar("T")
 
@@ -61,11 +61,7 @@ def list_names(folder: Path) -> list[str]:
 
 def id_list(numbers: Iterable[int]) -> str:
     """Numbers in the kernel's list format: {0, 1, 2, 8} → ``0-2,8``."""
-    unique = set(numbers)
-    starts = sorted(number for number in unique if number - 1 not in unique)
-    ends = sorted(number for number in unique if number + 1 not in unique)
-    spans = zip(starts, ends, strict=True)
-    return ",".join(str(start) if start == end else f"{start}-{end}" for start, end in spans)
+    return ",".join(number_ranges(numbers))
 
 
 def parse_id_list(ranges: str) -> list[int]:

@@ -11,32 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.discover import file_readers
-from seatrial.discover.nvml import (
-    Fabric,
-    Gpu,
-    GpuProcess,
-    NvLink,
-    NvmlReader,
-    NvmlUnavailableError,
-    error_kind,
-    nvml_session,
-    read_gpu,
-)
+from seatrial.discover.nvml import Gpu, NvmlReader, NvmlUnavailableError, error_kind, nvml_session, read_gpu
 from seatrial.discover.pcie import GPU_CLASSES, NVIDIA
 from seatrial.model import Frozen, UsageError
 from seatrial.util import processes
-
-__all__ = [
-    "Fabric",
-    "Gpu",
-    "GpuFacts",
-    "GpuProcess",
-    "NvLink",
-    "cuda_order_warning",
-    "cuda_visible",
-    "read",
-    "read_with_timeout",
-]
 
 # NVML's level of the common ancestor of two GPUs -> its name in nvidia-smi topo -m
 _ANCESTORS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}

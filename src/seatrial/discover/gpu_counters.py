@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from seatrial.discover.nvml import NO_SUCH_LINK, NvmlReader, error_kind
+from seatrial.discover.nvml import NO_SUCH_LINK, NvmlReader, error_kind, nvlink_states
 from seatrial.hardware import error_counters
 
 # Counter -> NVML's constant for nvmlDeviceGetNvLinkErrorCounter, which supports NVLink up to version 4
@@ -166,17 +166,14 @@ def _nvlink_5_count(reader: NvmlReader, handle: Any, links: Sequence[int], name:
 
 def _active_links(reader: NvmlReader, handle: Any) -> list[int]:
     """The numbers of the active NVLinks; if there is none, the NVLink counters are marked as unsupported."""
-    nvml = reader.nvml
     counters = ("nvlinks_down", *_NVLINK)
     active = []
-    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-        try:
-            if nvml.nvmlDeviceGetNvLinkState(handle, link):
-                active.append(link)
-        except nvml.NVMLError as error:
-            if error_kind(error) not in NO_SUCH_LINK:
-                for counter in counters:
-                    reader.record_error(counter, "nvmlDeviceGetNvLinkState", error)
+    for link, state in nvlink_states(reader.nvml, handle):
+        if isinstance(state, Exception):
+            for counter in counters:
+                reader.record_error(counter, "nvmlDeviceGetNvLinkState", state)
+        elif state:
+            active.append(link)
     if not active and not set(counters) & set(reader.unreadable):
         reader.unreadable |= dict.fromkeys(counters, "no NVLink is up")
         reader.unsupported |= set(counters)

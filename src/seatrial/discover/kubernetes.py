@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import cache, lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from seatrial.config.kubernetes import GPU_RESOURCE, Toleration
@@ -21,20 +21,6 @@ from seatrial.model import Frozen, SeatrialError, first_validation_error
 from seatrial.util import data_files
 
 CLIQUE_LABEL = "nvidia.com/gpu.clique"
-# The fields of a node that a trial reads. Without images and annotations, the output for 10,000 nodes has 38 MB instead
-# of 265 MB. kubectl prints maps and lists as JSON, and nothing for a field that is not set.
-_NODE_FIELDS = (
-    "metadata.name",
-    "metadata.labels",
-    "spec.unschedulable",
-    "spec.taints",
-    "status.capacity",
-    "status.allocatable",
-    "status.conditions",
-    "status.nodeInfo.kubeletVersion",
-)
-_TEXT_FIELDS = ("metadata.name", "status.nodeInfo.kubeletVersion")  # printed without quotes
-_NODE_TEMPLATE = "{range .items[*]}" + '{"\\t"}'.join(f"{{.{field}}}" for field in _NODE_FIELDS) + '{"\\n"}{end}'
 _NODES_TIMEOUT_S = 300.0  # kubectl takes 17 s of CPU time for 10,000 nodes
 # Three columns: namespace/name of the pod, its node, and for each container the number of GPUs that it requests, with
 # spaces between these numbers
@@ -107,59 +93,45 @@ class Taint(ApiObject):
         return f"{self.key}{'=' if self.value else ''}{self.value}:{self.effect}"
 
 
-class NodeSpec(ApiObject):
-    unschedulable: bool = False
-    taints: tuple[Taint, ...] = ()
-
-
-class NodeInfo(ApiObject):
-    kubelet_version: str
-
-
-class NodeStatus(ApiObject):
-    capacity: dict[str, str] = {}
-    allocatable: dict[str, str] = {}
-    conditions: tuple[Condition, ...] = ()
-    node_info: NodeInfo
+def _at(path: str, default: Any = ...) -> Any:
+    """A field of a node by its path in the object of the API."""
+    return Field(default, validation_alias=AliasPath(*path.split(".")))
 
 
 class KubernetesNode(ApiObject):
-    """A node of the cluster."""
+    """The fields of a node that a trial reads. ``capacities``, ``allocatables``: resource → quantity."""
 
-    metadata: Metadata
-    spec: NodeSpec = NodeSpec()
-    status: NodeStatus
-
-    @property
-    def name(self) -> str:
-        return self.metadata.name
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        return self.metadata.labels
+    name: str = _at("metadata.name")
+    labels: dict[str, str] = _at("metadata.labels", {})
+    unschedulable: bool = _at("spec.unschedulable", False)
+    taints: tuple[Taint, ...] = _at("spec.taints", ())
+    capacities: dict[str, str] = _at("status.capacity", {})
+    allocatables: dict[str, str] = _at("status.allocatable", {})
+    conditions: tuple[Condition, ...] = _at("status.conditions", ())
+    kubelet_version: str = _at("status.nodeInfo.kubeletVersion")
 
     @property
     def ready_condition(self) -> Condition:
         """The condition Ready; its status is Unknown if the node does not report it."""
-        reported = (condition for condition in self.status.conditions if condition.type == "Ready")
+        reported = (condition for condition in self.conditions if condition.type == "Ready")
         return next(reported, Condition(type="Ready", status="Unknown", reason="not reported"))
 
     @property
     def problems(self) -> list[Condition]:
         """The conditions other than Ready that report a problem according to data/kubernetes.yaml."""
         bad_status = kubernetes_data().bad_conditions
-        return [row for row in self.status.conditions if bad_status.get(row.type) == row.status]
+        return [row for row in self.conditions if bad_status.get(row.type) == row.status]
 
     @property
     def unknown_conditions(self) -> list[Condition]:
         """The conditions with status True that are neither Ready nor listed in data/kubernetes.yaml."""
         listed = {"Ready", *kubernetes_data().bad_conditions}
-        return [row for row in self.status.conditions if row.type not in listed and row.status == "True"]
+        return [row for row in self.conditions if row.type not in listed and row.status == "True"]
 
     @property
     def has_gpus(self) -> bool:
         """Whether the node has NVIDIA GPUs, by its resources or its labels."""
-        return GPU_RESOURCE in self.status.capacity or any(self.labels.get(label) == "true" for label in _GPU_LABELS)
+        return GPU_RESOURCE in self.capacities or any(self.labels.get(label) == "true" for label in _GPU_LABELS)
 
     @property
     def mig_error(self) -> str:
@@ -174,9 +146,7 @@ class KubernetesNode(ApiObject):
     def shared_gpus(self) -> str:
         """How GPUs are shared: MIG by its resources or product, ``time-slicing`` or ``mps``; empty if they are not."""
         # The kubelet keeps a resource that its plugin no longer reports, with 0 devices
-        mig = sorted(
-            name for name in self.status.capacity if name.startswith("nvidia.com/mig-") and self.capacity(name)
-        )
+        mig = sorted(name for name in self.capacities if name.startswith("nvidia.com/mig-") and self.capacity(name))
         strategy = self.labels.get("nvidia.com/gpu.sharing-strategy", "none")
         return ", ".join(filter(None, [*mig, self.mig_error, "" if strategy == "none" else strategy]))
 
@@ -195,22 +165,22 @@ class KubernetesNode(ApiObject):
 
     def capacity(self, resource: str) -> int:
         """The number of devices of ``resource``, including unhealthy ones."""
-        return device_count(self.status.capacity.get(resource, "0"))
+        return device_count(self.capacities.get(resource, "0"))
 
     def allocatable(self, resource: str) -> int:
         """The number of healthy devices of ``resource``, including those that pods use."""
-        return device_count(self.status.allocatable.get(resource, "0"))
+        return device_count(self.allocatables.get(resource, "0"))
 
     @property
     def extended_resources(self) -> list[str]:
         """The names of the resources that device plugins report, such as ``rdma/hca``."""
-        return [name for name in self.status.allocatable if is_extended(name)]
+        return [name for name in self.allocatables if is_extended(name)]
 
     def untolerated_taints(self, tolerations: Sequence[Toleration]) -> list[Taint]:
         """The taints that keep a pod with ``tolerations`` off the node."""
         return [
             taint
-            for taint in self.spec.taints
+            for taint in self.taints
             if taint.effect != "PreferNoSchedule"
             and taint.key != "node.kubernetes.io/unschedulable"  # set with spec.unschedulable, which is judged instead
             and not any(_tolerates(row, taint) for row in tolerations)
@@ -358,6 +328,17 @@ def kubernetes_data() -> KubernetesData:
     )
 
 
+# kubectl prints only these fields: without images and annotations, the output for 10,000 nodes has 38 MB instead of 265
+# MB. It prints maps and lists as JSON, texts without quotes, and nothing for a field that is not set.
+_NODE_FIELDS = KubernetesNode.model_fields
+_NODE_PATHS = [
+    ".".join(map(str, field.validation_alias.path))
+    for field in _NODE_FIELDS.values()
+    if isinstance(field.validation_alias, AliasPath)
+]
+_NODE_TEMPLATE = "{range .items[*]}" + '{"\\t"}'.join(f"{{.{path}}}" for path in _NODE_PATHS) + '{"\\n"}{end}'
+
+
 def read_nodes(client: Kubectl, labels: Mapping[str, str] | None = None) -> Iterator[KubernetesNode]:
     """Yield the nodes that have ``labels``. Raises KubectlError, or SeatrialError for unexpected output."""
     selector = ",".join(f"{key}={value}" for key, value in (labels or {}).items())
@@ -398,33 +379,19 @@ _parse_cached = lru_cache(64)(json.loads)
 
 def _parse_node(line: str) -> KubernetesNode:
     """Return the node from one line of output in the format ``_NODE_TEMPLATE``. Raises SeatrialError."""
-    node: dict[str, Any] = {"metadata": {}, "spec": {}, "status": {"nodeInfo": {}}}
     try:
-        for field, text in zip(_NODE_FIELDS, line.split("\t"), strict=True):
-            *parents, name = field.split(".")
-            target = node
-            for parent in parents:
-                target = target[parent]
-            if text:
-                target[name] = text if field in _TEXT_FIELDS else _parse_cached(text)
-        return KubernetesNode.model_validate(node)
+        texts = zip(_NODE_FIELDS.items(), line.split("\t"), strict=True)
+        return KubernetesNode.model_validate(
+            {name: text if field.annotation is str else _parse_cached(text) for (name, field), text in texts if text}
+        )
     except ValidationError as error:
         raise SeatrialError(f"kubectl returned an invalid Node: {first_validation_error(error)}") from error
     except ValueError as error:
         raise SeatrialError(f"kubectl returned an invalid line of a node ({error}): {line[:80]!r}") from error
 
 
-def parse_pods(objects: Sequence[Mapping[str, Any]]) -> tuple[Pod, ...]:
-    """The pods of ``kubectl get pods -o json``. Raises SeatrialError for an object that is not a pod."""
-    return _parse(objects, Pod)
-
-
-def parse_events(objects: Sequence[Mapping[str, Any]]) -> tuple[Event, ...]:
-    """The events of ``kubectl get events -o json``. Raises SeatrialError for an object that is not an event."""
-    return _parse(objects, Event)
-
-
-def _parse(objects: Sequence[Mapping[str, Any]], kind: type[Item]) -> tuple[Item, ...]:
+def parse(objects: Sequence[Mapping[str, Any]], kind: type[Item]) -> tuple[Item, ...]:
+    """The objects of ``kubectl get … -o json``. Raises SeatrialError for an object of another kind."""
     try:
         return tuple(kind.model_validate(item) for item in objects)
     except ValidationError as error:

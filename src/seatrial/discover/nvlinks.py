@@ -36,8 +36,15 @@ def links_down(gpu: Gpu, same_model: Sequence[Gpu]) -> int | None:
 
 def has_nvswitch(gpu: Gpu) -> bool:
     """Whether the GPU reports a link to an NVSwitch, or supports an NVSwitch fabric."""
-    fabric_supported = gpu.fabric is not None and gpu.fabric.state != "not supported"
-    return fabric_supported or any(link.remote == "switch" for link in gpu.nvlinks)
+    return _supports_fabric(gpu) or _is_linked_to_switch(gpu)
+
+
+def _supports_fabric(gpu: Gpu) -> bool:
+    return gpu.fabric is not None and gpu.fabric.state != "not supported"
+
+
+def _is_linked_to_switch(gpu: Gpu) -> bool:
+    return any(link.remote == "switch" for link in gpu.nvlinks)
 
 
 def links_missing(gpu: Gpu, same_model: Sequence[Gpu]) -> int | None:
@@ -53,12 +60,8 @@ def expects_fabric(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
     It should if it supports a fabric. It also should if it is connected to NVSwitches and a GPU in ``gpus`` supports a
     fabric.
     """
-    if gpu.fabric is None:
-        return False
-    if gpu.fabric.state != "not supported":
-        return True
-    supported_by_others = any(other.fabric and other.fabric.state != "not supported" for other in gpus)
-    return supported_by_others and any(link.remote == "switch" for link in gpu.nvlinks)
+    is_supported_by_another = gpu.fabric is not None and any(map(_supports_fabric, gpus))
+    return _supports_fabric(gpu) or (is_supported_by_another and _is_linked_to_switch(gpu))
 
 
 def fabric_ready(gpu: Gpu) -> bool:

@@ -366,23 +366,31 @@ def _bits(mask: Any) -> list[int]:
 
 
 def _nvlinks(reader: NvmlReader, handle: Any) -> tuple[NvLink, ...]:
-    """All NVLink ports of the GPU; NVML_NVLINK_MAX_LINKS exceeds the number of ports, so some queries fail."""
-    nvml = reader.nvml
+    """All NVLink ports of the GPU."""
     links = []
-    for number in range(nvml.NVML_NVLINK_MAX_LINKS):
-        try:
-            active = bool(nvml.nvmlDeviceGetNvLinkState(handle, number))
-        except nvml.NVMLError as error:
-            if error_kind(error) in NO_SUCH_LINK:
-                continue
-            reader.record_error(f"nvlinks[{number}]", "nvmlDeviceGetNvLinkState", error)
+    for number, state in nvlink_states(reader.nvml, handle):
+        if isinstance(state, Exception):
+            reader.record_error(f"nvlinks[{number}]", "nvmlDeviceGetNvLinkState", state)
             links.append(NvLink(link=number, active=None))
-            continue
-        links.append(_active_link(reader, handle, number) if active else NvLink(link=number, active=False))
+        else:
+            links.append(_active_link(reader, handle, number) if state else NvLink(link=number, active=False))
     if not links:
         reader.unreadable["nvlinks"] = "this GPU has no NVLink"
         reader.unsupported.add("nvlinks")
     return tuple(links)
+
+
+def nvlink_states(nvml: Any, handle: Any) -> Iterator[tuple[int, bool | Exception]]:
+    """Yield (number, whether it is active) of each NVLink port, or the error instead if the state cannot be read.
+
+    NVML_NVLINK_MAX_LINKS exceeds the number of ports, so that the queries of the others fail.
+    """
+    for number in range(nvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            yield number, bool(nvml.nvmlDeviceGetNvLinkState(handle, number))
+        except nvml.NVMLError as error:
+            if error_kind(error) not in NO_SUCH_LINK:
+                yield number, error
 
 
 def _active_link(reader: NvmlReader, handle: Any, number: int) -> NvLink:

@@ -6,9 +6,8 @@ All three are read from files that launch/hang.py has collected before it cancel
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from seatrial.discover.collective_hangs import CollectiveHang, collective_hangs
 from seatrial.discover.flight_recorder import Dump, Frame, read_dump, user_frame
@@ -22,7 +21,7 @@ RECORDER = "comm_lib_trace_rank_{}"  # torch's name for a rank's dump of its fli
 _MAX_BYTES = 2**20  # a larger file counts as unreadable
 _MAX_NAMED = 6  # places in ``HangEvidence.text``
 # States of a process, proc(5), that can be the cause of a hang
-_STATES = {
+PROCESS_STATES = {
     "T": "stopped by a signal",
     "t": "stopped by a debugger",
     "D": "uninterruptible sleep, waiting for I/O",
@@ -63,27 +62,6 @@ _THREAD = re.compile(r"^(?:Current thread|Thread) 0x(?P<ident>[0-9a-f]+)")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 
 
-class _Worker(NamedTuple):
-    """A worker process in the output of STATES_SCRIPT.
-
-    ``parent``: pid of its parent. ``state`` and ``wchan`` are as in RankSnapshot.
-    """
-
-    rank: int
-    node: str
-    pid: int
-    parent: int
-    state: str
-    wchan: str
-
-
-class _ScriptOutput(NamedTuple):
-    """The output of STATES_SCRIPT. ``stack_by_process``: (node, pid) → frames of the main thread, innermost first."""
-
-    worker_by_rank: dict[int, _Worker]
-    stack_by_process: dict[tuple[str, int], tuple[Frame, ...]]
-
-
 @dataclass(frozen=True)
 class RankSnapshot:
     """One rank in a hang. ``frames``: the stack of its main thread, innermost first; empty if it could not be read.
@@ -111,7 +89,8 @@ class RankSnapshot:
     def abnormal_state(self) -> str:
         """The process state if it alone can cause the hang (stopped, waiting for I/O, or ended); otherwise empty."""
         kernel = f" in {self.wchan}" if self.state == "D" and self.wchan not in ("", "0") else ""
-        return f"process state {self.state} ({_STATES[self.state]}{kernel})" if self.state in _STATES else ""
+        meaning = PROCESS_STATES.get(self.state)
+        return f"process state {self.state} ({meaning}{kernel})" if meaning else ""
 
 
 @dataclass(frozen=True)
@@ -163,12 +142,9 @@ def read_evidence(attempt: Path, rank_count: int) -> HangEvidence | None:
     states = _parse_states(_text(folder / STATES))
     snapshots, dumps = [], list[Dump]()
     for rank in range(rank_count):
+        snapshot = states.get(rank, RankSnapshot(rank))
         frames = _main_thread(_text(folder / STACKS.format(rank)))
-        if worker := states.worker_by_rank.get(rank):
-            frames = frames or states.stack_by_process.get((worker.node, worker.pid), ())
-            snapshots.append(RankSnapshot(rank, frames, worker.state, worker.wchan, worker.node))
-        else:
-            snapshots.append(RankSnapshot(rank, frames))
+        snapshots.append(replace(snapshot, frames=frames or snapshot.frames))
         try:
             dumps.append(read_dump(folder / RECORDER.format(rank)))
         except (OSError, ValueError):
@@ -180,35 +156,29 @@ def read_evidence(attempt: Path, rank_count: int) -> HangEvidence | None:
     return HangEvidence(tuple(snapshots), tuple(hangs))
 
 
-def _parse_states(text: str) -> _ScriptOutput:
-    workers: dict[tuple[str, int], _Worker] = {}  # (node, pid) → worker
+def _parse_states(text: str) -> dict[int, RankSnapshot]:
+    """Rank → its snapshot in the output of STATES_SCRIPT, with the stack that py-spy read."""
+    workers: dict[tuple[str, int], re.Match[str]] = {}  # (node, pid) → its line
     stacks: dict[tuple[str, int], list[Frame]] = {}
     pid_by_node: dict[str, int] = {}  # the process whose stack follows
     in_main_thread: dict[str, bool] = {}  # by node: whether the frames that follow are of the main thread
     for line in filter(None, map(_LINE.match, text.splitlines())):
         node, content = printable(line["node"]), line["text"]
         if match := _WORKER.match(content):
-            worker = _Worker(
-                rank=int(match["rank"]),
-                node=node,
-                pid=int(match["pid"]),
-                parent=int(match["parent"]),
-                state=match["state"],
-                wchan=printable(match["wchan"]),
-            )
-            workers[node, worker.pid] = worker
+            workers[node, int(match["pid"])] = match
         elif match := _PY_SPY.match(content):
             pid_by_node[node], in_main_thread[node] = int(match["pid"]), False
         elif content.startswith("Thread "):
             in_main_thread[node] = "MainThread" in content
         elif in_main_thread.get(node) and (match := _PY_SPY_FRAME.match(content)):
             stacks.setdefault((node, pid_by_node.get(node, 0)), []).append(_frame(match))
-    # A process that a worker has forked, such as a data loader, is dropped: its parent is in ``workers`` too
-    first_processes = [worker for worker in workers.values() if (worker.node, worker.parent) not in workers]
-    return _ScriptOutput(
-        worker_by_rank={worker.rank: worker for worker in first_processes},
-        stack_by_process={process: tuple(frames) for process, frames in stacks.items()},
-    )
+    snapshots = {}
+    for (node, pid), worker in workers.items():
+        # A process that a worker has forked, such as a data loader, is dropped: its parent is in ``workers`` too
+        if (node, int(worker["parent"])) not in workers:
+            rank, frames = int(worker["rank"]), tuple(stacks.get((node, pid), ()))
+            snapshots[rank] = RankSnapshot(rank, frames, worker["state"], printable(worker["wchan"]), node)
+    return snapshots
 
 
 def _main_thread(text: str) -> tuple[Frame, ...]:

@@ -41,8 +41,8 @@ class Gid(Frozen):
         return not ipaddress.ip_address(self.address).is_link_local
 
 
-class PortDetails(Frozen):
-    """One RDMA port. Rates and bandwidths are in Gbit/s, one direction.
+class PortDetails(fabric.RdmaPort):
+    """One RDMA port with further details. Rates and bandwidths are in Gbit/s, one direction.
 
     ``name`` is the device, with ``:PORT`` if it has several ports, as in NCCL_IB_HCA.
     ``netdev``: the network interface of a RoCE port. ``mtu``: MTU of this interface.
@@ -54,17 +54,11 @@ class PortDetails(Frozen):
 
     name: str
     device: str
-    port: str
     model: str | None
     board: str | None
     firmware: str | None
     numa_node: int | None
     verbs_accessible: bool | None
-    state: str | None
-    physical_state: str | None
-    rate: str | None
-    link_layer: str | None
-    netdev: str | None
     has_default_route: bool
     mtu: int | None
     active_mtu: int | None
@@ -72,7 +66,6 @@ class PortDetails(Frozen):
     pci_path: tuple[str, ...]
     pci_gbps: float | None
     capability_gbps: float | None
-    unreadable: dict[str, str] = {}
 
     @property
     def is_active(self) -> bool:
@@ -213,16 +206,9 @@ def _details(
     return PortDetails(
         name=device.name if len(device.ports) == 1 else f"{device.name}:{port.port}",
         device=device.name,
-        port=port.port,
-        model=device.model,
+        **port.model_dump(exclude={"netdev", "unreadable"}),
+        **device.model_dump(include={"model", "firmware", "numa_node", "verbs_accessible"}),
         board=reader("board", lambda: read_line(board)) if board.exists() else None,
-        firmware=device.firmware,
-        numa_node=device.numa_node,
-        verbs_accessible=device.verbs_accessible,
-        state=port.state,
-        physical_state=port.physical_state,
-        rate=port.rate,
-        link_layer=port.link_layer,
         netdev=netdev,
         has_default_route=netdev in routed_netdevs,
         mtu=reader("mtu", lambda: read_number(root / "sys/class/net" / netdev / "mtu")) if netdev else None,

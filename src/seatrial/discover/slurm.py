@@ -111,19 +111,14 @@ def slurmd_answer(name: str) -> str:
     A slurmd that accepts connections, but does not respond to its controller, cannot authenticate the controller's
     messages.
     """
-    output = command_output(["scontrol", "show", "node", name])
-    address_match = re.search(r"\bNodeAddr=(\S+)", output)
-    address = address_match[1] if address_match else name
-    port_match = re.search(r"\bPort=(\d+)", output)
-    if not port_match:
-        config = command_output(["scontrol", "show", "config"])
-        port_match = re.search(r"^SlurmdPort\s*= (\d+)", config, re.MULTILINE)
-    if not port_match:
+    if (found := node(name)) is None:
+        raise SlurmRefused(f"Slurm has no node {name}. Run first: sinfo --Node")
+    port = found.port or settings().slurmd_port
+    if port is None:
         raise SlurmUnavailable("scontrol show config lists no SlurmdPort. Run first: scontrol show config")
-    port = int(port_match[1])
     place = f"port {port} of {name}"
     try:
-        socket.create_connection((address, port), timeout=_SLURMD_TIMEOUT_S).close()
+        socket.create_connection((found.address or name, port), timeout=_SLURMD_TIMEOUT_S).close()
     except ConnectionRefusedError:
         return f"{place} refuses connections: slurmd does not run"
     except TimeoutError:

@@ -4,6 +4,8 @@ Memory is in bytes, times are in Unix seconds, durations in seconds. A field is 
 """
 
 import re
+from collections.abc import Callable
+from datetime import datetime
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
@@ -32,6 +34,17 @@ _ENDED = frozenset(
 )
 
 
+UNSET = {"", "(null)", "(null type)", "N/A", "None", "NONE", "None assigned"}
+_BASE_STATES = {"ALLOCATED", "DOWN", "ERROR", "FUTURE", "IDLE", "MIXED", "UNKNOWN"}
+# Suffix of a node's state → the flag that it stands for, sinfo(1)
+_SUFFIXES = {"*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWER_DOWN", "%": "POWERING_DOWN"}
+_SUFFIXES |= {"$": "MAINTENANCE", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED"}
+_SHORT_STATES = {"FAILG": "FAILING", "UNK": "UNKNOWN"}  # of sinfo, where they are not the beginning of the name
+_GRES = re.compile(r"([\w-]+)(?::([\w.-]*[A-Za-z_][\w.-]*))?(?::(\d+)([KMGTP]?))?")
+_CLOCK = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")  # [days-][hours:]minutes:seconds
+_REASON_AUTHOR = re.compile(r"\s*\[[^][]*@[^][]*]$")  # [root@2026-01-31T12:00:00]
+
+
 class Ping(Frozen):
     """One controller; ``role`` is ``primary``, ``backup``, ``backup1`` …"""
 
@@ -40,8 +53,46 @@ class Ping(Frozen):
     up: bool
 
 
+class Gres(Frozen):
+    """A generic resource: ``gpu:h100:8`` has the name ``gpu``, the type ``h100`` and the count 8."""
+
+    name: str
+    type: str | None
+    count: int
+
+
+def parse_gres(text: str) -> tuple[Gres, ...]:
+    """The resources in ``gpu:h100:8(S:0-1),nvme:1``, ``gpu:2(IDX:0,3)`` or ``(null)``. Raises ValueError."""
+    resources = []
+    for item in re.sub(r"\([^)]*\)", "", text).split(","):
+        if item in UNSET:
+            continue
+        if not (match := _GRES.fullmatch(item.replace(":no_consume", ""))):
+            raise ValueError(f"{item!r} is not a generic resource such as gpu:h100:8")
+        name, type_, count, unit = match.groups()
+        factor = 1024 ** (" KMGTP".index(unit) if unit else 0)
+        resources.append(Gres(name=name, type=type_, count=int(count) * factor if count else 1))
+    return tuple(resources)
+
+
+def parse_duration(text: str) -> Duration:
+    """Seconds of ``1-02:00:00`` or ``00:05:00``; "unlimited" for ``UNLIMITED``. Raises ValueError for other text.
+
+    None for an unset value, and for ``Partition_Limit``, which means that the limit of the partition applies.
+    """
+    if text in UNLIMITED:
+        return "unlimited"
+    if text in UNSET or text == "Partition_Limit":
+        return None
+    match = _CLOCK.fullmatch(text)
+    if not match:
+        raise ValueError(f"{text!r} is not a duration such as 1-02:00:00")
+    days, hours, minutes, seconds = (int(group or 0) for group in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(filter(None, map(str.strip, text.split(","))))
+    return tuple(name for name in map(str.strip, text.split(",")) if name not in UNSET)
 
 
 def _seconds(text: str) -> Duration:
@@ -55,14 +106,59 @@ def _is_same(hash_value: str) -> bool | None:
     return hash_value == "Match" if hash_value.startswith(("Match", "Different")) else None
 
 
-_Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
-_Seconds = Annotated[Duration, BeforeValidator(_seconds)]
+def _node_state(text: str) -> tuple[str, tuple[str, ...]]:
+    """Base state and flags of ``IDLE*+DRAIN`` (older versions), ``IDLE+DRAIN+NOT_RESPONDING`` or sinfo's ``failg*``."""
+    names: list[str] = []
+    for part in text.upper().split("+"):
+        name = part.rstrip("".join(_SUFFIXES))
+        names.append(_SHORT_STATES.get(name, name))
+        names += [_SUFFIXES[char] for char in part if char in _SUFFIXES]
+    state = next((name for name in names if name in _BASE_STATES), names[0])
+    return state, tuple(name for name in names if name != state)
 
 
-class Settings(Frozen):
+def _exit_code_and_signal(text: str) -> tuple[int | None, int | None]:
+    """(exit code, signal) of a text such as ``7:0``; None for both in any other text."""
+    code, _, signal = text.partition(":")
+    return (int(code), int(signal)) if code.isdigit() and signal.isdigit() else (None, None)
+
+
+def _count(text: str) -> int | None:
+    """The number, of a range such as ``2-4`` the first one; None for any other text."""
+    number = text.partition("-")[0]
+    return int(number) if number.isdigit() else None
+
+
+def _time(text: str) -> float | None:
+    """Unix seconds of a local time; None if Slurm prints no time, or if SLURM_TIME_FORMAT changes the format."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
+
+
+def _from_text(parse: Callable[[str], object]) -> BeforeValidator:
+    """Parses the text of Slurm's output; a value of another type stays."""
+    return BeforeValidator(lambda value: parse(value) if isinstance(value, str) else value)
+
+
+_Text = Annotated[str, _from_text(lambda text: "" if text in UNSET else text)]
+_Names = Annotated[tuple[str, ...], _from_text(_names)]
+_Seconds = Annotated[Duration, _from_text(_seconds)]
+_Clock = Annotated[Duration, _from_text(parse_duration)]
+_Count = Annotated[int | None, _from_text(_count)]
+_Mebibytes = Annotated[int | None, _from_text(lambda text: int(text) * 2**20 if text.isdigit() else None)]
+_Gres = Annotated[tuple[Gres, ...], _from_text(parse_gres)]
+
+
+class _Record(Frozen):
+    """Fields by Slurm's names; a key that no field has is ignored."""
+
+    model_config = ConfigDict(alias_generator=to_pascal, populate_by_name=True, extra="ignore")
+
+
+class Settings(_Record):
     """The settings in ``scontrol show config`` that a trial uses, by Slurm's names; an unset one is None or empty."""
-
-    model_config = ConfigDict(alias_generator=to_pascal, extra="ignore")
 
     version: str | None = Field(None, alias="SLURM_VERSION")
     cluster_name: str | None = None
@@ -79,6 +175,7 @@ class Settings(Frozen):
     min_job_age_s: _Seconds = Field(None, alias="MinJobAge")
     over_time_limit_s: _Seconds = Field(None, alias="OverTimeLimit")
     slurmd_timeout_s: _Seconds = Field(None, alias="SlurmdTimeout")
+    slurmd_port: _Count = None
     return_to_service: str | None = None
     prolog: str | None = None  # several are joined by commas
     epilog: str | None = None
@@ -91,7 +188,7 @@ class Settings(Frozen):
     constrain_cores: str | None = None
     constrain_devices: str | None = None
     # whether slurm.conf of this host equals the controller's
-    same_configuration: Annotated[bool | None, BeforeValidator(_is_same)] = Field(None, alias="HASH_VAL")
+    same_configuration: Annotated[bool | None, _from_text(_is_same)] = Field(None, alias="HASH_VAL")
 
     @property
     def accounting_enabled(self) -> bool:
@@ -138,29 +235,23 @@ class Settings(Frozen):
         return "task/cgroup" in self.task_plugin and constrain_setting == "yes"
 
 
-class Gres(Frozen):
-    """A generic resource: ``gpu:h100:8`` has the name ``gpu``, the type ``h100`` and the count 8."""
-
-    name: str
-    type: str | None
-    count: int
-
-
-class SlurmNode(Frozen):
+class SlurmNode(_Record):
     """One node. ``state`` is its base state (``IDLE``, ``MIXED`` …), ``flags`` has its flags (``DRAIN`` …)."""
 
-    name: str
-    state: str
-    flags: tuple[str, ...]
-    reason: str
-    cpus: int | None
-    memory_bytes: int | None
-    gres: tuple[Gres, ...]
-    gres_used: tuple[Gres, ...] | None
-    partitions: tuple[str, ...]
-    reservation: str = ""  # empty without a reservation, and in Slurm versions that do not show it
-    comment: str = ""
-    features: tuple[str, ...] = ()
+    name: str = Field(alias="NodeName")
+    state: Annotated[str, _from_text(lambda text: _node_state(text)[0])]
+    flags: Annotated[tuple[str, ...], _from_text(lambda text: _node_state(text)[1])] = Field((), alias="State")
+    reason: Annotated[str, _from_text(lambda text: _REASON_AUTHOR.sub("", text))] = ""
+    cpus: _Count = Field(None, alias="CPUTot")
+    memory_bytes: _Mebibytes = Field(None, alias="RealMemory")
+    gres: _Gres = ()
+    gres_used: _Gres | None = None
+    partitions: _Names = ()
+    reservation: str = Field("", alias="ReservationName")  # empty without one, and where Slurm does not show it
+    comment: _Text = ""
+    address: _Text = Field("", alias="NodeAddr")
+    port: _Count = None  # of its slurmd; None: slurmd_port of the settings
+    features: _Names = Field((), alias="AvailableFeatures")
 
     @property
     def states(self) -> set[str]:
@@ -215,17 +306,17 @@ class AllocatedResources(Frozen):
     gres: tuple[Gres, ...]
 
 
-class Partition(Frozen):
+class Partition(_Record):
     """One partition. ``nodes`` is Slurm's hostlist (``node[0-3]``). A time limit that is not set is None."""
 
-    name: str
+    name: str = Field(alias="PartitionName")
     state: str
-    nodes: str
-    total_nodes: int | None
-    default: bool
-    max_time_s: Duration
-    default_time_s: Duration
-    oversubscribe: str | None = None  # NO, YES:4, FORCE:4 or EXCLUSIVE
+    nodes: _Text = ""
+    total_nodes: _Count = None
+    default: Annotated[bool, _from_text(lambda text: text == "YES")]
+    max_time_s: _Clock = Field(None, alias="MaxTime")
+    default_time_s: _Clock = Field(None, alias="DefaultTime")
+    oversubscribe: str | None = Field(None, alias="OverSubscribe")  # NO, YES:4, FORCE:4 or EXCLUSIVE
 
     @property
     def up(self) -> bool:
@@ -233,28 +324,30 @@ class Partition(Frozen):
         return self.state == "UP"
 
 
-class JobRecord(Frozen):
+class JobRecord(_Record):
     """Slurm's record of a job: ``nodes`` is its hostlist; ``exit_code`` and ``signal`` are 0 until the job has ended.
 
     ``start`` of a pending job is Slurm's estimate. If Slurm has no record of the job, the state is UNKNOWN, and
     ``reason`` says why.
     """
 
-    id: str
-    state: str
-    reason: str = ""
-    nodes: str = ""
-    exit_code: int | None = None
-    signal: int | None = None
-    time_limit_s: Duration = None
-    start: float | None = None
-    node_count: int | None = None
-    partition: str = ""  # several for a pending job that may run in any of them: gpu,short
-    requested_nodes: str = ""  # Slurm's hostlist, as are excluded_nodes
-    excluded_nodes: str = ""
-    name: str = ""
-    stdout: str = ""  # paths as Slurm prints them, on the first node of the job
-    command: str = ""
+    id: str = Field(alias="JobId")
+    state: str = Field(alias="JobState")
+    reason: _Text = ""
+    nodes: _Text = Field("", alias="NodeList")
+    exit_code: Annotated[int | None, _from_text(lambda text: _exit_code_and_signal(text)[0])] = None
+    signal: Annotated[int | None, _from_text(lambda text: _exit_code_and_signal(text)[1])] = Field(
+        None, alias="ExitCode"
+    )
+    time_limit_s: _Clock = Field(None, alias="TimeLimit")
+    start: Annotated[float | None, _from_text(_time)] = Field(None, alias="StartTime")
+    node_count: _Count = Field(None, alias="NumNodes")  # of a pending job with a range, the smallest number
+    partition: _Text = ""  # several for a pending job that may run in any of them: gpu,short
+    requested_nodes: _Text = Field("", alias="ReqNodeList")  # Slurm's hostlist, as are excluded_nodes
+    excluded_nodes: _Text = Field("", alias="ExcNodeList")
+    name: _Text = Field("", alias="JobName")
+    stdout: _Text = Field("", alias="StdOut")  # paths as Slurm prints them, on the first node of the job
+    command: _Text = ""
 
     @property
     def has_state(self) -> bool:

@@ -67,7 +67,10 @@ def candidate_nodes(placement: JobPlacement, job: JobRecord | None = None) -> Ca
 
     Raises SeatrialError if Slurm cannot be queried, ValueError on unexpected output.
     """
-    partition = (job.partition if job else "") or placement.partition or _default_partition()
+    partition = (job.partition if job else "") or placement.partition
+    if not partition:
+        default = slurm.partition_of_jobs(None)
+        partition = default.name if default else ""
     listed = _hostnames(job.requested_nodes if job else placement.nodelist)
     excluded = _hostnames(job.excluded_nodes if job else placement.exclude)
     nodes = [
@@ -160,7 +163,7 @@ def _state(node: SlurmNode, silent: bool = False) -> str:
         return str(node)
     try:
         return f"{node}; {slurm.slurmd_answer(node.name)}"
-    except SeatrialError:  # only additional information for a message
+    except (SeatrialError, ValueError):  # only additional information for a message
         return str(node)
 
 
@@ -175,7 +178,3 @@ def _has_features(node: SlurmNode, constraint: str) -> bool:
 
 def _hostnames(nodes: str | None) -> list[str]:
     return slurm.hostnames(nodes) if nodes else []
-
-
-def _default_partition() -> str:
-    return next((partition.name for partition in slurm.partitions() if partition.default), "")

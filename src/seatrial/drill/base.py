@@ -37,19 +37,6 @@ class Needs:
 
 
 @dataclass(frozen=True)
-class DrillTrial:
-    """The trial of a drill. ``checks``: check → its options. ``launcher``: slurm for drills on several nodes.
-
-    ``settings``: more keys of the trial file, such as ``limits``. ``arguments``: more arguments of ``seatrial run``.
-    """
-
-    checks: Mapping[str, Mapping[str, JsonValue]]
-    settings: Mapping[str, JsonValue] = field(default_factory=dict)
-    arguments: tuple[str, ...] = ()
-    launcher: Literal["local", "slurm"] = "local"
-
-
-@dataclass(frozen=True)
 class Expected:
     """What the trial must report: verdicts, each on one metric of a check, and findings, each with a diagnosed cause.
 
@@ -90,17 +77,22 @@ def _do_nothing(_injection: Injection) -> None:
 
 @dataclass(frozen=True)
 class Drill:
-    """One fault. ``prepare`` is called before the trial starts, ``act`` while the trial runs.
+    """One fault and its trial. ``prepare`` is called before the trial starts, ``act`` while the trial runs.
 
-    ``title``: the injected fault. ``fault``: a module in ``faults`` that changes the Python processes of the trial.
-    ``limit_s``: seconds in which the trial must end, from the end of ``act``.
+    ``title``: the injected fault. ``checks``: check → its options. ``thresholds``: check → metric → its threshold.
+    ``settings``: more keys of the trial file, such as ``limits``. ``launcher``: slurm for drills on several nodes.
+    ``fault``: a module in ``faults`` that changes the Python processes of the trial. ``limit_s``: seconds in which the
+    trial must end, from the end of ``act``.
     """
 
     name: str
     title: str
     machine: Machine
-    trial: DrillTrial
+    checks: Mapping[str, Mapping[str, JsonValue]]
     expected: Expected
+    thresholds: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    settings: Mapping[str, JsonValue] = field(default_factory=dict)
+    launcher: Literal["local", "slurm"] = "local"
     needs: Needs = Needs()
     prepare: Callable[[Injection], None] = _do_nothing
     act: Callable[[Injection], None] = _do_nothing

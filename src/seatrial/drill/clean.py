@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from pydantic import JsonValue
-
-from seatrial.drill.base import BAD_OUTCOMES, Drill, DrillTrial, Needs
+from seatrial.drill.base import BAD_OUTCOMES, Drill, Needs
 from seatrial.drill.evaluate import finding_cause
 from seatrial.drill.injection import Injection
 from seatrial.drill.runner import load_record, unmet_need
 from seatrial.model import Frozen, SeatrialError, Trial, UsageError
-
-CONFIDENCE = 0.95  # confidence level of ``upper_bound``
+from seatrial.util.quantiles import CONFIDENCE, binomial_tail
 
 
 class Alarm(Frozen):
@@ -66,7 +62,7 @@ def run_clean(
     for drill in without_fault:
         if reason := unmet_need(drill.needs):
             raise SeatrialError(f"clean runs: {reason}")
-    checks = tuple(dict.fromkeys(check for drill in without_fault for check in drill.trial.checks))
+    checks = tuple(dict.fromkeys(check for drill in without_fault for check in drill.checks))
     alarms: list[Alarm] = []
     seconds: list[float] = []
     for number in range(1, runs + 1):
@@ -125,42 +121,29 @@ def clean_drills(drills: Sequence[Drill]) -> list[Drill]:
         else:
             # a fault may need root or programs, its trial does not
             needs = Needs(gpus=drill.needs.gpus, nodes=drill.needs.nodes, cpus=drill.needs.cpus)
-            without_fault.append(Drill("clean", "no fault", drill.machine, drill.trial, drill.expected, needs))
+            clean = replace(drill, name="clean", title="no fault", needs=needs)
+            without_fault.append(replace(clean, fault="", prepare=Drill.prepare, act=Drill.act))
     limit_s = sum(drill.limit_s for drill in drills)
     return [replace(clean_drill, limit_s=limit_s) for clean_drill in without_fault]
 
 
-def _merged(clean_drill: Drill, drill: Drill) -> Drill | None:
-    """``clean_drill`` with the checks of ``drill``.
+def _merged(first: Drill, second: Drill) -> Drill | None:
+    """``first`` with the checks of ``second``.
 
     None if the settings that all checks share differ, or those of a check that both trials have.
     """
-    first, second = clean_drill.trial, drill.trial
-    first_settings, second_settings = _settings_by_check(first), _settings_by_check(second)
-    if (
-        _shared_settings(clean_drill) != _shared_settings(drill)
-        or any(first.checks[name] != second.checks[name] for name in first.checks.keys() & second.checks)
-        or any(first_settings[name] != second_settings[name] for name in first_settings.keys() & second_settings)
-    ):
+    by_check = ((first.checks, second.checks), (first.thresholds, second.thresholds))
+    is_contradiction = any(one[name] != other[name] for one, other in by_check for name in one.keys() & other)
+    if is_contradiction or _shared_settings(first) != _shared_settings(second):
         return None
-    checks = {**first.checks, **second.checks}
-    by_check: dict[str, JsonValue] = {**first_settings, **second_settings}
-    settings = {**first.settings, "checks": by_check} if by_check else first.settings
-    needs = replace(clean_drill.needs, cpus=max(clean_drill.needs.cpus, drill.needs.cpus))
-    return replace(clean_drill, trial=replace(first, checks=checks, settings=settings), needs=needs)
-
-
-def _settings_by_check(trial: DrillTrial) -> dict[str, JsonValue]:
-    """Check → its settings other than options, such as thresholds."""
-    by_check = trial.settings.get("checks")
-    return dict(by_check) if isinstance(by_check, dict) else {}
+    needs = replace(first.needs, cpus=max(first.needs.cpus, second.needs.cpus))
+    thresholds = {**first.thresholds, **second.thresholds}
+    return replace(first, checks={**first.checks, **second.checks}, thresholds=thresholds, needs=needs)
 
 
 def _shared_settings(drill: Drill) -> tuple[object, ...]:
-    """GPUs, nodes, launcher, arguments and settings that all checks of a drill's trial share."""
-    trial, needs = drill.trial, drill.needs
-    settings = {key: value for key, value in trial.settings.items() if key != "checks"}
-    return needs.gpus, needs.nodes, trial.launcher, trial.arguments, settings
+    """GPUs, nodes, launcher and settings that all checks of a drill's trial share."""
+    return drill.needs.gpus, drill.needs.nodes, drill.launcher, drill.settings
 
 
 def list_alarms(trial: Trial, run: int) -> Iterable[Alarm]:
@@ -190,6 +173,5 @@ def upper_bound(events: int, runs: int) -> float:
     low, high = events / runs, 1.0
     for _ in range(60):  # bisection to the precision of a float
         share = (low + high) / 2
-        at_most = sum(math.comb(runs, k) * share**k * (1 - share) ** (runs - k) for k in range(events + 1))
-        low, high = (share, high) if at_most > 1 - CONFIDENCE else (low, share)
+        low, high = (share, high) if binomial_tail(events + 1, runs, share) < CONFIDENCE else (low, share)
     return high

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from seatrial.drill.base import Drill, DrillTrial, Expected
+from seatrial.drill.base import Expected
 from seatrial.drill.cluster_nodes import (
     NODE,
     change_node,
-    cluster_needs,
     kill_slurmd,
     missing_cluster,
+    on_nodes,
     run_before_tasks,
     run_on,
     set_variables,
-    settings,
     shape_link,
     start_slurmd,
     test_cluster,
@@ -29,7 +27,6 @@ from seatrial.drill.injection import Injection
 from seatrial.model import Outcome
 from seatrial.worker import Heartbeat
 
-_drill = partial(Drill, machine="cluster")
 _CHECK = "collectives.all_reduce"
 _RANKS = 4  # two per node
 # 120 s: longer than a drill needs to disturb the operation
@@ -68,7 +65,7 @@ def _mount_other_filesystem(injection: Injection) -> None:
     """Mount an empty tmpfs over a folder on the node; the trial tests whether all nodes share the folder."""
     shared = injection.folder / "shared"
     shared.mkdir()
-    injection.settings["checks"] = {"filesystem.shared": {"options": {"paths": [str(shared)]}}}
+    injection.options["filesystem.shared"] = {"paths": [str(shared)]}
     path = shlex.quote(str(shared))
     change_node(injection, f"mount -t tmpfs tmpfs {path}", f"umount --lazy {path}")
 
@@ -151,26 +148,25 @@ def _plant_metadata(injection: Injection) -> None:
 
 DRILLS = (
     # A firewall blocks the port of the rendezvous between two nodes
-    _drill(
+    on_nodes(2, "iptables")(
         name="blocked-port",
         title="iptables drops packets to the rendezvous port from one of two nodes",
-        trial=DrillTrial(checks={"nodes.reachable": {}}, settings=settings(), launcher="slurm"),
+        checks={"nodes.reachable": {}},
         expected=Expected(
             refusal=r"preflight failed",
             cause="cannot connect to the rendezvous at",
             place=rf"{NODE}: cannot connect to the rendezvous at node0, port 2\d{{4}}",
             command=rf"^srun --nodelist={NODE} .*ping -c 3 node0; ip route get node0; nft list ruleset",
         ),
-        needs=cluster_needs(2, "iptables"),
         prepare=partial(
             change_node, command=f"iptables --append {_RENDEZVOUS_RULE}", undo=f"iptables --delete {_RENDEZVOUS_RULE}"
         ),
     ),
     # The clock of one node is ahead
-    _drill(
+    on_nodes(2, other=_missing_faketime)(
         name="clock-skew",
         title="libfaketime adds 2 s to the clock of one of two nodes",
-        trial=DrillTrial(checks={"nodes.connectivity": {}}, settings=settings(), launcher="slurm"),
+        checks={"nodes.connectivity": {}},
         expected=Expected(
             check="nodes.connectivity",
             metric="clock_skew",
@@ -179,14 +175,13 @@ DRILLS = (
             command=rf"nodelist={NODE} .*chronyc tracking",
             action="fix-config",
         ),
-        needs=replace(cluster_needs(), other=_missing_faketime),
         prepare=_set_clock,
     ),
     # One node has another filesystem at the path of a shared folder
-    _drill(
+    on_nodes(3)(
         name="folder-unshared",
         title="a tmpfs at the path of a shared folder on one of three nodes",
-        trial=DrillTrial(checks={"filesystem.shared": {}}, settings=settings(3), launcher="slurm"),
+        checks={"filesystem.shared": {}},
         expected=Expected(
             check="filesystem.shared",
             metric="paths_not_shared",
@@ -195,16 +190,13 @@ DRILLS = (
             command=rf"nodelist={NODE} .*df -hT .*/shared",
             action="fix-environment",
         ),
-        needs=cluster_needs(3),
         prepare=_mount_other_filesystem,
     ),
     # The link of one node loses packets
-    _drill(
+    on_nodes(3, "iptables")(
         name="lossy-link",
         title="one of three nodes loses 20 % of the packets that it receives",
-        trial=DrillTrial(
-            checks={"collectives.all_reduce": {"sizes": ["4MiB"]}}, settings=settings(3), launcher="slurm"
-        ),
+        checks={"collectives.all_reduce": {"sizes": ["4MiB"]}},
         expected=Expected(
             check="collectives.localization",
             metric="slow_ranks",
@@ -213,15 +205,14 @@ DRILLS = (
             command=rf"nodelist={NODE} .*ip -s link",
             action="check-cable",
         ),
-        needs=cluster_needs(3, "iptables"),
         prepare=partial(change_node, command=f"iptables --append {_LOSS_RULE}", undo=f"iptables --delete {_LOSS_RULE}"),
         limit_s=600.0,  # TCP's timeouts slow the trial itself: it took 295 s
     ),
     # NCCL may use few channels on one node only
-    _drill(
+    on_nodes(3)(
         name="max-nchannels-on-node",
         title="NCCL_MAX_NCHANNELS=2 on one of three nodes",
-        trial=DrillTrial(checks={"nodes.connectivity": {}}, settings=settings(3), launcher="slurm"),
+        checks={"nodes.connectivity": {}},
         expected=Expected(
             check="nodes.connectivity",
             metric="network_differing",
@@ -230,19 +221,15 @@ DRILLS = (
             command=rf"nodelist={NODE} .*NCCL_MAX_NCHANNELS",
             action="fix-environment",
         ),
-        needs=cluster_needs(3),
         prepare=partial(set_variables, NCCL_MAX_NCHANNELS="2"),
     ),
     # The tasks of one node may lock only little memory
-    _drill(
+    on_nodes(2, "setpriv", "prlimit")(
         name="memlock-low-on-node",
         title="locked memory is limited to 64 KiB on one of two nodes, without CAP_IPC_LOCK",
         # the check's rule applies only to nodes with RDMA devices; this threshold applies to any node
-        trial=DrillTrial(
-            checks={"host.inventory": {}},
-            settings=settings(checks={"host.inventory": {"expect": {"memlock_unlimited": "== 1 bool"}}}),
-            launcher="slurm",
-        ),
+        checks={"host.inventory": {}},
+        thresholds={"host.inventory": {"memlock_unlimited": "== 1 bool"}},
         expected=Expected(
             check="host.inventory",
             metric="memlock_unlimited",
@@ -251,14 +238,13 @@ DRILLS = (
             command=rf"nodelist={NODE} .*ulimit -l",
             action="fix-config",
         ),
-        needs=cluster_needs(2, "setpriv", "prlimit"),
         prepare=_limit_memlock,
     ),
     # A node has another munge key than the controller
-    _drill(
+    on_nodes(2, "munged")(
         name="munge-key",
         title="one of two nodes has another munge key",
-        trial=DrillTrial(checks={"host.inventory": {}}, settings=settings(), launcher="slurm"),
+        checks={"host.inventory": {}},
         expected=Expected(
             check="host.inventory",
             cause="node_authentication",
@@ -266,14 +252,13 @@ DRILLS = (
             command=rf"munge -n \| ssh {NODE} unmunge",
             action="fix-environment",
         ),
-        needs=cluster_needs(2, "munged"),
         prepare=_replace_munge_key,
     ),
     # A node stops answering during a job
-    _drill(
+    on_nodes(2)(
         name="node-dead",
         title="the link of one of two nodes goes down and all its processes are killed during an all-reduce",
-        trial=DrillTrial(checks=_ALL_REDUCE, settings=settings(), launcher="slurm"),
+        checks=_ALL_REDUCE,
         expected=Expected(
             check=_CHECK,
             outcomes=(Outcome.ERROR,),
@@ -282,14 +267,13 @@ DRILLS = (
             command=rf"ping -c 3 {NODE}",
             action="reboot-node",
         ),
-        needs=cluster_needs(),
         act=_unplug,
     ),
     # A node is drained
-    _drill(
+    on_nodes(2)(
         name="node-drained",
         title="scontrol sets one of two nodes to DRAIN",
-        trial=DrillTrial(checks={"host.inventory": {}}, settings=settings(), launcher="slurm"),
+        checks={"host.inventory": {}},
         expected=Expected(
             check="host.inventory",
             cause="node_drained",
@@ -297,14 +281,13 @@ DRILLS = (
             command=rf"^scontrol show node {NODE}",
             action="fix-environment",
         ),
-        needs=cluster_needs(),
         prepare=_drain,
     ),
     # NCCL may not copy directly between the GPUs of one node
-    _drill(
+    on_nodes(3)(
         name="p2p-disabled-on-node",
         title="NCCL_P2P_DISABLE=1 on one of three nodes",
-        trial=DrillTrial(checks={"nodes.connectivity": {}}, settings=settings(3), launcher="slurm"),
+        checks={"nodes.connectivity": {}},
         expected=Expected(
             check="nodes.connectivity",
             metric="network_differing",
@@ -313,14 +296,13 @@ DRILLS = (
             command=rf"nodelist={NODE} .*NCCL_P2P_DISABLE",
             action="fix-environment",
         ),
-        needs=cluster_needs(3),
         prepare=partial(set_variables, NCCL_P2P_DISABLE="1"),
     ),
     # A rank on another node is killed
-    _drill(
+    on_nodes(2)(
         name="rank-killed-on-node",
         title="SIGKILL to a rank on one of two nodes during an all-reduce",
-        trial=DrillTrial(checks=_ALL_REDUCE, settings=settings(), launcher="slurm"),
+        checks=_ALL_REDUCE,
         expected=Expected(
             check=_CHECK,
             outcomes=(Outcome.ERROR,),
@@ -329,16 +311,13 @@ DRILLS = (
             command=r"dmesg",
             action="fix-config",
         ),
-        needs=cluster_needs(),
         act=_kill_rank,
     ),
     # The link of one node is much slower than the links of the other nodes
-    _drill(
+    on_nodes(3, "tc")(
         name="shaped-link",
         title="the link of one of three nodes is shaped to 200 Mbit/s",
-        trial=DrillTrial(
-            checks={"collectives.all_reduce": {"sizes": ["4MiB"]}}, settings=settings(3), launcher="slurm"
-        ),
+        checks={"collectives.all_reduce": {"sizes": ["4MiB"]}},
         expected=Expected(
             check="collectives.localization",
             metric="slow_ranks",
@@ -347,14 +326,13 @@ DRILLS = (
             command=rf"nodelist={NODE} .*tc qdisc show",
             action="check-cable",
         ),
-        needs=cluster_needs(3, "tc"),
         prepare=partial(shape_link, discipline="tbf rate 200mbit burst 256kbit latency 100ms"),
     ),
     # One node has a small /dev/shm
-    _drill(
+    on_nodes(2)(
         name="shm-small-on-node",
         title="/dev/shm of 1 MiB on one of two nodes",
-        trial=DrillTrial(checks={"host.inventory": {}}, settings=settings(), launcher="slurm"),
+        checks={"host.inventory": {}},
         expected=Expected(
             check="host.inventory",
             metric="shm_bytes",
@@ -363,16 +341,15 @@ DRILLS = (
             command=rf"nodelist={NODE} .*df -h /dev/shm",
             action="fix-environment",
         ),
-        needs=cluster_needs(),
         prepare=partial(
             change_node, command="mount -o remount,size=1m /dev/shm", undo="mount -o remount,size=50% /dev/shm"
         ),
     ),
     # slurmd of a node dies during a job
-    _drill(
+    on_nodes(2)(
         name="slurmd-dead",
         title="SIGKILL to slurmd on one of two nodes during an all-reduce",
-        trial=DrillTrial(checks=_ALL_REDUCE, settings=settings(), launcher="slurm"),
+        checks=_ALL_REDUCE,
         expected=Expected(
             check=_CHECK,
             outcomes=(Outcome.ERROR,),
@@ -381,14 +358,13 @@ DRILLS = (
             command=rf"ssh {NODE} systemctl status slurmd",
             action="restart-service",
         ),
-        needs=cluster_needs(),
         act=_kill_slurmd_in_job,
     ),
     # A node does not resolve the name of another node
-    _drill(
+    on_nodes(2)(
         name="unresolvable-host",
         title="one of two nodes does not resolve the other's name",
-        trial=DrillTrial(checks={"nodes.connectivity": {}}, settings=settings(), launcher="slurm"),
+        checks={"nodes.connectivity": {}},
         expected=Expected(
             check="nodes.connectivity",
             metric="names_unresolved",
@@ -397,14 +373,13 @@ DRILLS = (
             command=rf"nodelist={NODE} .*getent ahosts node0",
             action="fix-config",
         ),
-        needs=cluster_needs(),
         prepare=_remove_name,
     ),
     # One node has another version of torch than the others
-    _drill(
+    on_nodes(3)(
         name="version-differs",
         title="one of three nodes has a fake package entry (dist-info) of torch 2.1.0",
-        trial=DrillTrial(checks={"nodes.connectivity": {}}, settings=settings(3), launcher="slurm"),
+        checks={"nodes.connectivity": {}},
         expected=Expected(
             check="nodes.connectivity",
             metric="nodes_differing",
@@ -413,21 +388,19 @@ DRILLS = (
             command=rf"nodelist={NODE} python3 -m torch.utils.collect_env",
             action="fix-config",
         ),
-        needs=cluster_needs(3),
         prepare=_plant_metadata,
     ),
     # GLOO_SOCKET_IFNAME names an interface that one node does not have
-    _drill(
+    on_nodes(2)(
         name="wrong-interface",
         title="GLOO_SOCKET_IFNAME=ib7 on one of two nodes, which has no such interface",
-        trial=DrillTrial(checks={"nodes.reachable": {}}, settings=settings(), launcher="slurm"),
+        checks={"nodes.reachable": {}},
         expected=Expected(
             refusal=r"preflight failed",
             cause="GLOO_SOCKET_IFNAME=ib7: this node has no interface ib7",
             place=rf"{NODE}: GLOO_SOCKET_IFNAME",
             command=r"^ip -br address",
         ),
-        needs=cluster_needs(),
         prepare=partial(set_variables, GLOO_SOCKET_IFNAME="ib7"),
     ),
 )

@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from pydantic import JsonValue, ValidationError
 
 from seatrial.discover import slurm
-from seatrial.drill.base import Needs
+from seatrial.drill.base import Drill, Needs
 from seatrial.drill.injection import Injection
 from seatrial.model import Frozen, SeatrialError
 
@@ -62,16 +62,18 @@ def missing_cluster() -> str:
     return ""
 
 
-def cluster_needs(nodes: int = 2, *programs: str) -> Needs:
-    """The requirements: root, ``nodes`` nodes of the test cluster, and ``programs`` in PATH."""
-    return Needs(root=True, nodes=nodes, programs=("nsenter", *programs), other=missing_cluster)
+def on_nodes(nodes: int, *programs: str, other: Callable[[], str] = missing_cluster) -> partial[Drill]:
+    """A drill on the first ``nodes`` nodes of the test cluster, with short limits and without telemetry.
 
-
-def settings(nodes: int = 2, **more: Any) -> dict[str, JsonValue]:
-    """Keys of a trial on the first ``nodes`` nodes: short limits, no telemetry."""
-    limits: dict[str, JsonValue] = {"heartbeat_timeout_s": 10, "startup_s": 120}
-    base: dict[str, JsonValue] = {"limits": limits, "telemetry": {"enabled": False}}
-    return base | {"slurm": {"queue_s": 40, "nodelist": f"node[0-{nodes - 1}]"}} | more
+    ``programs``: in PATH. ``other``: as in Needs.
+    """
+    settings: dict[str, JsonValue] = {
+        "limits": {"heartbeat_timeout_s": 10, "startup_s": 120},
+        "telemetry": {"enabled": False},
+        "slurm": {"queue_s": 40, "nodelist": f"node[0-{nodes - 1}]"},
+    }
+    needs = Needs(root=True, nodes=nodes, programs=("nsenter", *programs), other=other)
+    return partial(Drill, machine="cluster", launcher="slurm", settings=settings, needs=needs)
 
 
 def run_on(injection: Injection, node: str, command: str) -> str:

@@ -12,7 +12,7 @@ import time
 from functools import partial
 from typing import Any
 
-from seatrial.drill.base import Drill, DrillTrial, Expected, Needs
+from seatrial.drill.base import Drill, Expected, Needs
 from seatrial.drill.faults import FAULTY_RANK
 from seatrial.drill.injection import Injection
 from seatrial.model import Outcome
@@ -118,7 +118,7 @@ DRILLS = (
     _drill(
         name="bit-flip",
         title=f"one bit of one all-reduce result is flipped on rank {FAULTY_RANK}",
-        trial=DrillTrial(checks={"collectives.all_reduce": {"sizes": ["64KiB", "1MiB"], "seconds_per_size": 0.5}}),
+        checks={"collectives.all_reduce": {"sizes": ["64KiB", "1MiB"], "seconds_per_size": 0.5}},
         expected=Expected(
             check="collectives.all_reduce",
             metric="wrong_elements",
@@ -134,7 +134,7 @@ DRILLS = (
     _drill(
         name="corrupted-checkpoint",
         title=f"one bit of a checkpoint file is flipped by rank {FAULTY_RANK} after each save",
-        trial=DrillTrial(checks={"train.checkpoint": {}}),
+        checks={"train.checkpoint": {}},
         expected=Expected(
             check="train.checkpoint",
             cause="checkpoint.changed",
@@ -149,10 +149,8 @@ DRILLS = (
     _drill(
         name="cpu-hog",
         title=f"two busy loops per CPU, in processes named {_HOG}",
-        trial=DrillTrial(
-            checks={"host.load": {}},
-            settings={"checks": {"host.load": {"expect": {"cpu_busy": CPU_LIMIT}}}},
-        ),
+        checks={"host.load": {}},
+        thresholds={"host.load": {"cpu_busy": CPU_LIMIT}},
         expected=Expected(
             check="host.load",
             metric="cpu_busy",
@@ -168,7 +166,7 @@ DRILLS = (
         name="dataset-cache-race",
         title=f"the prepared data is incomplete when rank {FAULTY_RANK} reads it, "
         "as if another job wrote it at that moment",
-        trial=DrillTrial(checks={"train.fsdp": {"hf": False}}),
+        checks={"train.fsdp": {"hf": False}},
         expected=Expected(
             check="train.fsdp",
             cause="data.cache_incomplete",
@@ -182,7 +180,7 @@ DRILLS = (
     _drill(
         name="disk-full",
         title=f"the filesystem of the checkpoints has {_DISK_SIZE.upper()}B, less than one checkpoint",
-        trial=DrillTrial(checks={_CHECKPOINT: {}}),
+        checks={_CHECKPOINT: {}},
         expected=Expected(
             check=_CHECKPOINT,
             cause="host.disk_full",
@@ -199,7 +197,7 @@ DRILLS = (
         name="diverged-parameters",
         title=f"one bit of one parameter of rank {FAULTY_RANK} is flipped; "
         "of two ranks, no majority can say which is wrong",
-        trial=DrillTrial(checks=_TRAINING),
+        checks=_TRAINING,
         expected=Expected(
             check="train.ddp",
             metric="parameter_digests_differing",
@@ -216,10 +214,8 @@ DRILLS = (
         name="memlock-low",
         title="locked memory is limited to 64 KiB (ulimit -l), without CAP_IPC_LOCK",
         # the check's rule applies only to nodes with RDMA devices; this threshold applies to any node
-        trial=DrillTrial(
-            checks={"host.inventory": {}},
-            settings={"checks": {"host.inventory": {"expect": {"memlock_unlimited": "== 1 bool"}}}},
-        ),
+        checks={"host.inventory": {}},
+        thresholds={"host.inventory": {"memlock_unlimited": "== 1 bool"}},
         expected=Expected(
             check="host.inventory",
             metric="memlock_unlimited",
@@ -235,7 +231,7 @@ DRILLS = (
     _drill(
         name="nan-gradient",
         title=f"one gradient of rank {FAULTY_RANK} is NaN in one step",
-        trial=DrillTrial(checks={"train.fsdp": {"hf": False}}),
+        checks={"train.fsdp": {"hf": False}},
         expected=Expected(
             check="train.fsdp",
             outcomes=(Outcome.FAIL, Outcome.ERROR),
@@ -250,7 +246,7 @@ DRILLS = (
     _drill(
         name="out-of-memory",
         title=f"rank {FAULTY_RANK} allocates memory until its limit (RLIMIT_AS)",
-        trial=DrillTrial(checks=_TRAINING),
+        checks=_TRAINING,
         expected=Expected(
             check="train.ddp",
             outcomes=(Outcome.ERROR,),
@@ -265,7 +261,7 @@ DRILLS = (
     _drill(
         name="rank-killed",
         title=f"SIGKILL to rank {FAULTY_RANK} of a training on two ranks",
-        trial=DrillTrial(checks=_TRAINING),
+        checks=_TRAINING,
         expected=Expected(
             check="train.ddp",
             outcomes=(Outcome.ERROR,),
@@ -280,7 +276,7 @@ DRILLS = (
     _drill(
         name="rank-raises",
         title=f"rank {FAULTY_RANK} of a training on two ranks raises an error",
-        trial=DrillTrial(checks=_TRAINING),
+        checks=_TRAINING,
         expected=Expected(
             check="train.ddp",
             outcomes=(Outcome.ERROR,),
@@ -295,7 +291,8 @@ DRILLS = (
     _drill(
         name="rank-stopped",
         title=f"SIGSTOP to rank {FAULTY_RANK} of a training on two ranks",
-        trial=DrillTrial(checks=_TRAINING, settings={"limits": {"heartbeat_timeout_s": 15}}),
+        checks=_TRAINING,
+        settings={"limits": {"heartbeat_timeout_s": 15}},
         expected=Expected(
             check="train.ddp",
             outcomes=(Outcome.ERROR,),
@@ -310,7 +307,7 @@ DRILLS = (
     _drill(
         name="run-dir-read-only",
         title="the run directory is on a read-only filesystem",
-        trial=DrillTrial(checks={"host.inventory": {}}),
+        checks={"host.inventory": {}},
         expected=Expected(
             refusal=r"cannot write to --out",
             cause="Read-only file system",
@@ -324,7 +321,7 @@ DRILLS = (
     _drill(
         name="run-dir-remounted",
         title="the filesystem of the run directory becomes read-only while ranks train",
-        trial=DrillTrial(checks=_TRAINING),
+        checks=_TRAINING,
         expected=Expected(
             refusal=r"some reports could not be written",
             cause="Read-only file system",
@@ -339,7 +336,7 @@ DRILLS = (
     _drill(
         name="shm-small",
         title="/dev/shm of 64 MiB, as in a container without --shm-size",
-        trial=DrillTrial(checks={"host.inventory": {}}),
+        checks={"host.inventory": {}},
         expected=Expected(
             check="host.inventory",
             metric="shm_bytes",
@@ -356,7 +353,7 @@ DRILLS = (
     _drill(
         name="slow-input",
         title=f"each batch of rank {FAULTY_RANK} arrives 0.3 s late",
-        trial=DrillTrial(checks=_TRAINING),
+        checks=_TRAINING,
         expected=Expected(
             check="train.ddp",
             metric="rank_data_wait",
@@ -372,7 +369,7 @@ DRILLS = (
     _drill(
         name="slow-rank",
         title=f"each forward pass of rank {FAULTY_RANK} takes 0.3 s longer",
-        trial=DrillTrial(checks=_TRAINING),
+        checks=_TRAINING,
         expected=Expected(
             check="train.ddp",
             metric="rank_slowdown",
@@ -388,7 +385,7 @@ DRILLS = (
     _drill(
         name="stale-mount",
         title="a FUSE filesystem whose program does not reply",
-        trial=DrillTrial(checks={"host.inventory": {}}),
+        checks={"host.inventory": {}},
         expected=Expected(
             check="host.inventory",
             metric="hung_mounts",

@@ -6,7 +6,7 @@ import sys
 import time
 from functools import partial
 
-from seatrial.drill.base import Drill, DrillTrial, Expected, Needs
+from seatrial.drill.base import Drill, Expected, Needs
 from seatrial.drill.faults import FAULTY_RANK
 from seatrial.drill.injection import Injection, TrialEndedEarly
 from seatrial.model import Outcome
@@ -54,7 +54,7 @@ DRILLS = (
     _drill(
         name="corunning-gemm",
         title=f"another program multiplies matrices on GPU {_GPU}",
-        trial=DrillTrial(checks={"gpu.inventory": {}, "device.gemm": {}, "device.memory": {}}),
+        checks={"gpu.inventory": {}, "device.gemm": {}, "device.memory": {}},
         expected=Expected(
             check="device.gemm",
             outcomes=(Outcome.FAIL,),
@@ -70,7 +70,7 @@ DRILLS = (
     _drill(
         name="leftover-memory",
         title=f"an idle process holds 8 GiB of GPU {_GPU}",
-        trial=DrillTrial(checks={"gpu.inventory": {}}),
+        checks={"gpu.inventory": {}},
         expected=Expected(
             check="gpu.inventory",
             metric="foreign_processes",
@@ -86,7 +86,7 @@ DRILLS = (
     _drill(
         name="max-nchannels",
         title="NCCL_MAX_NCHANNELS=2 in the environment",
-        trial=DrillTrial(checks={"collectives.all_reduce": {}, "collectives.transport": {}}),
+        checks={"collectives.all_reduce": {}, "collectives.transport": {}},
         expected=Expected(
             check="collectives.*",
             metric="*busbw.*",
@@ -103,7 +103,7 @@ DRILLS = (
     _drill(
         name="missing-gpu",
         title="one of two expected GPUs is not visible (CUDA_VISIBLE_DEVICES=0)",
-        trial=DrillTrial(checks={"gpu.inventory": {}}),
+        checks={"gpu.inventory": {}},
         expected=Expected(
             check="gpu.inventory",
             metric="gpus_hidden",
@@ -120,7 +120,7 @@ DRILLS = (
     _drill(
         name="p2p-disabled",
         title="NCCL_P2P_DISABLE=1 in the environment",
-        trial=DrillTrial(checks={"collectives.all_reduce": {}, "collectives.transport": {}}),
+        checks={"collectives.all_reduce": {}, "collectives.transport": {}},
         expected=Expected(
             check="collectives.*",
             metric="*",
@@ -137,7 +137,7 @@ DRILLS = (
     _drill(
         name="shared-gpu",
         title=f"rank {FAULTY_RANK} uses the GPU of rank 0",
-        trial=DrillTrial(checks={"collectives.all_reduce": {"sizes": ["1MiB"]}}),
+        checks={"collectives.all_reduce": {"sizes": ["1MiB"]}},
         expected=Expected(
             check="collectives.all_reduce",
             outcomes=(Outcome.ERROR,),

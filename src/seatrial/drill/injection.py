@@ -42,8 +42,8 @@ class Injection:
 
     ``folder``: for the files of the drill. ``environment``: variables of the trial. ``setup``: shell commands that run
     before the trial, in its process, such as ``ulimit -l 64``. ``new_mounts``: give the trial its own mount namespace
-    (needs root), so that only the trial sees the filesystems that ``setup`` mounts. ``settings``: keys of the trial
-    file. ``progress``: is called with a text about each step of the drill.
+    (needs root), so that only the trial sees the filesystems that ``setup`` mounts. ``options``: check → options that
+    are added to those of the drill. ``progress``: is called with a text about each step of the drill.
     """
 
     def __init__(self, drill: Drill, folder: Path, progress: Callable[[str], None] = lambda _text: None) -> None:
@@ -53,7 +53,7 @@ class Injection:
         self.environment: dict[str, str] = {}
         self.setup: list[str] = []
         self.new_mounts = False
-        self.settings: dict[str, JsonValue] = dict(drill.trial.settings)
+        self.options: dict[str, dict[str, JsonValue]] = {}
         self.started = 0.0  # time.monotonic() of the injection, or of the start of the trial
         self.progress = progress
         self._trial: processes.Child | None = None
@@ -79,19 +79,26 @@ class Injection:
     def start_trial(self) -> None:
         """Start ``seatrial run`` as a user would. Its output goes to ``trial.out`` and ``trial.err``."""
         drill, file = self.drill, self.folder / "trial.yaml"
-        trial: dict[str, JsonValue] = {
+        trial: dict[str, object] = {
             "name": f"drill-{drill.name}",
-            "launcher": drill.trial.launcher,
+            "launcher": drill.launcher,
             "cluster": {"nodes": drill.needs.nodes, "gpus_per_node": drill.needs.gpus},
             "retry": False,
-            "checks": {name: {"options": dict(options)} for name, options in drill.trial.checks.items()},
+            "checks": {
+                name: {
+                    "options": {**options, **self.options.get(name, {})},
+                    "expect": dict(drill.thresholds.get(name, {})),
+                }
+                for name, options in drill.checks.items()
+            },
+            **drill.settings,
         }
-        file.write_text(yaml.safe_dump(_merged(trial, self.settings), sort_keys=False), encoding="utf-8")
-        argv = [sys.executable, "-m", "seatrial", "run", str(file), "--out", str(self.run_dir), *drill.trial.arguments]
+        file.write_text(yaml.safe_dump(trial, sort_keys=False), encoding="utf-8")
+        argv = [sys.executable, "-m", "seatrial", "run", str(file), "--out", str(self.run_dir)]
         if self.setup:
             argv = ["bash", "-c", "\n".join(["set -e", *self.setup, 'exec "$@"']), "bash", *argv]
         self.started = time.monotonic()
-        self.progress(f"starting a trial with {', '.join(drill.trial.checks)}")
+        self.progress(f"starting a trial with {', '.join(drill.checks)}")
         self._trial = self.start_process(
             [*(_NEW_MOUNTS if self.new_mounts else ()), *argv], "trial", self.environment, without=ENV_PREFIX
         )
@@ -225,13 +232,3 @@ def _change_time(path: Path) -> float:
         return path.stat().st_ctime
     except OSError:
         return 0.0
-
-
-def _merged(base: Mapping[str, JsonValue], changes: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """``base`` with ``changes``; mappings in both are merged."""
-    merged = dict(base)
-    for key, value in changes.items():
-        before = merged.get(key)
-        are_mappings = isinstance(before, Mapping) and isinstance(value, Mapping)
-        merged[key] = _merged(before, value) if are_mappings else value  # type: ignore[arg-type]
-    return merged

@@ -9,8 +9,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from seatrial.drill.base import Drill, DrillResult
-from seatrial.drill.clean import CONFIDENCE, CleanRuns
+from seatrial.drill.clean import CleanRuns
 from seatrial.report.text import clean
+from seatrial.util.quantiles import CONFIDENCE
 from seatrial.util.text import plural
 
 # Field of DrillResult → its name on the terminal and in docs/drills.md

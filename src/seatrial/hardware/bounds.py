@@ -19,6 +19,7 @@ from seatrial.hardware.links import (
 from seatrial.hardware.references import MODEL_SEPARATOR, References, Sku
 from seatrial.hardware.training_flops import TrainingWork, training_work
 from seatrial.model import Frozen, format_value
+from seatrial.model.benchmark import Bound
 from seatrial.util import data_files
 
 _FABRIC = re.compile(r"(?:ib|roce)-(?P<ports>\d+)x(?P<gbps>[\d.]+)")  # links.Links.fabric, such as roce-8x400
@@ -27,15 +28,6 @@ _FABRIC = re.compile(r"(?:ib|roce)-(?P<ports>\d+)x(?P<gbps>[\d.]+)")  # links.Li
 # PCI Express by generation: GB/s of a lane in one direction, after the encoding (8b/10b, 128b/130b, 242 of 256 bytes)
 _PCIE_LANE_GB_S = {1: 0.25, 2: 0.5, 3: 8 / 8.125, 4: 16 / 8.125, 5: 32 / 8.125, 6: 64 / 8 * 242 / 256}
 _TENSOR_RATES = {"bf16": 1.0, "fp16": 1.0, "tf32": 0.5, "fp8": 2.0}  # relative to bf16
-
-
-@dataclass(frozen=True)
-class Bound:
-    """The largest value that a metric can have, and its derivation as text."""
-
-    value: float
-    unit: str
-    derivation: str
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ def _nvlink_domain_bound(skus: Sequence[Sku]) -> NetworkBound | None:
     if len(rates) < len(skus):
         return None
     text = f"{format_value(min(rates), 'GB/s')} of NVLink per GPU; binding link: {LinkKind.NVLINK}"
-    return NetworkBound(min(rates), LinkKind.NVLINK, "", text)
+    return NetworkBound(min(rates), LinkKind.NVLINK, text)
 
 
 def key_parts(key: str) -> tuple[str, str, str]:

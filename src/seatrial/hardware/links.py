@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 from seatrial.hardware import networks
@@ -125,24 +126,25 @@ class Links:
 
 def read(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]) -> Links:
     """The links according to the facts for which ``checks`` declare a role."""
-    measurements = measurements_with_roles(measurements, checks)
-    inventories = role_facts("gpus", measurements, checks)
+    with_roles = measurements_with_roles(measurements, checks)
+    facts = partial(role_facts, measurements=with_roles, checks=checks)
+    inventories = facts("gpus")
     gpus = [gpu for measurement, value in inventories for gpu in _used_gpus(value, measurement.facts.get(GPUS_USED))]
     nvlinks = [active_nvlinks(gpu) for gpu in gpus]
     readable = [each for each in nvlinks if each]
     slowest = min(readable, key=lambda each: each.gb_s) if readable and len(readable) == len(gpus) else None
-    hcas = role_facts("hcas", measurements, checks)
+    hcas = facts("hcas")
     used_ports = {node: ports for _, value in hcas for node, ports in _names_by_node(value).items()}
-    rdma = role_facts("rdma_devices", measurements, checks)
+    rdma = facts("rdma_devices")
     ports_of_nodes = {_fastest_ports(value, used_ports.get(measurement.subject)) for measurement, value in rdma}
-    stated = [RdmaPorts(**ports) for _, ports in role_facts("stated_ports", measurements, checks) if ports]
-    nics = {measurement.subject: value for measurement, value in role_facts("nics", measurements, checks)}
-    sockets = role_facts("socket_interfaces", measurements, checks)
+    stated = [RdmaPorts(**ports) for _, ports in facts("stated_ports") if ports]
+    nics = {measurement.subject: value for measurement, value in facts("nics")}
+    sockets = facts("socket_interfaces")
     interfaces = {node: names for _, value in sockets for node, names in _names_by_node(value).items()}
     tcp_of_nodes = {_tcp_interfaces(nics.get(node), names) for node, names in interfaces.items()}
-    nvls_channels = [value for _, value in role_facts("nvls_channels", measurements, checks) if isinstance(value, int)]
-    transports = _transport_names(role_facts("transports", measurements, checks))
-    connections = _transport_names(role_facts("connections", measurements, checks))
+    nvls_channels = [value for _, value in facts("nvls_channels") if isinstance(value, int)]
+    transports = _transport_names(facts("transports"))
+    connections = _transport_names(facts("connections"))
     network, unknown = networks.slowest(transports)
     # Only sockets are read from "connections": the bound of RDMA needs the ports that NCCL uses, and the log of a
     # collective does not list them
@@ -157,7 +159,7 @@ def read(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
         intra_node_transports=tuple(name for name in transports if not name.startswith(networks.PREFIX)),
         mig_models=frozenset(str(gpu.get("name")) for gpu in gpus if gpu.get("mig_mode")),
         tcp=tcp_of_nodes.pop() if len(tcp_of_nodes) == 1 else None,
-        algorithms=_algorithms(value for _, value in role_facts("algorithms", measurements, checks)),
+        algorithms=_algorithms(value for _, value in facts("algorithms")),
         nvls=min(nvls_channels) > 0 if nvls_channels else None,
     )
 

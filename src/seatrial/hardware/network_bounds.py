@@ -6,10 +6,9 @@ GPUs and its ports, or its NVLinks. The shares of a bound that good clusters rea
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
-from typing import NamedTuple
 
 from seatrial.hardware.links import network_to_busbw_ratio, nvlink_to_busbw_ratio
 from seatrial.model import format_value
@@ -66,7 +65,6 @@ class NetworkBound:
 
     value: float
     link: LinkKind
-    algorithm: str
     arithmetic: str
 
 
@@ -92,15 +90,16 @@ def network_bound(operation: str, algorithm: str, nodes: int, node: NodeLinks) -
     elif operation in EACH_GPU:
         if node.ports % node.gpus:
             return None  # GPUs that share a port do not share its rate equally
-        network = _own_ports_bound(node)
+        value = node.port_rate / node.gpus
+        text = f"{_rate_text(node)} ÷ {plural(node.gpus, 'GPU')} = {_gbs(value)}"
+        network = NetworkBound(value, LinkKind.PORTS, text)
     elif (ratio := network_to_busbw_ratio(operation, algorithm, ranks, nodes)) is None:
         return None
     else:
         network = _ports_bound(operation, algorithm, ratio, node)
     bounds = [network, *_node_bounds(operation, algorithm, ranks, nodes, node)]
-    lowest = min(bounds, key=lambda bound: bound.busbw)
-    arithmetic = f"{lowest.arithmetic}; binding link: {lowest.link}"
-    return NetworkBound(lowest.busbw, lowest.link, algorithm, arithmetic)
+    lowest = min(bounds, key=lambda bound: bound.value)
+    return replace(lowest, arithmetic=f"{lowest.arithmetic}; binding link: {lowest.link}")
 
 
 def highest_busbw(bound: NetworkBound, operation: str, nodes: int, node: NodeLinks, *, assumed: bool) -> float:
@@ -111,40 +110,27 @@ def highest_busbw(bound: NetworkBound, operation: str, nodes: int, node: NodeLin
     return min(bound.value * (HARD_TOLERANCE if is_hard else SOFT_TOLERANCE), ports)
 
 
-class _LinkBound(NamedTuple):
-    """The bus bandwidth in GB/s that one kind of link allows, and the arithmetic as text."""
-
-    busbw: float
-    link: LinkKind
-    arithmetic: str
-
-
-def _ports_bound(operation: str, algorithm: str, ratio: float, node: NodeLinks) -> _LinkBound:
+def _ports_bound(operation: str, algorithm: str, ratio: float, node: NodeLinks) -> NetworkBound:
     if operation == "all_to_all" and not node.nvlink:
         # Without NVLink, blocks for GPUs of the same node may take the ports too (NVIDIA/nccl, transport selection)
         ratio = float(node.gpus)
     value = node.port_rate / ratio
     sent = f"{operation} ({algorithm}) sends {ratio:.4g} × its busbw out of a node"
     text = f"{_rate_text(node)}; {sent}: {_gbs(node.port_rate)} ÷ {ratio:.4g} = {_gbs(value)}"
-    return _LinkBound(value, LinkKind.PORTS, text)
+    return NetworkBound(value, LinkKind.PORTS, text)
 
 
-def _point_to_point_bound(node: NodeLinks) -> _LinkBound:
+def _point_to_point_bound(node: NodeLinks) -> NetworkBound:
     """The bound of send_receive, in which each rank sends to the next rank.
 
     Only the last GPU of a node sends to another node. It uses its share of the node's ports, but at least one port.
     """
     value = max(node.port_rate / node.gpus, node.port_gbps / 8)
     text = f"{_rate_text(node)}; one of {plural(node.gpus, 'GPU')} sends to the next node: {_gbs(value)} over its ports"
-    return _LinkBound(value, LinkKind.PORTS, text)
+    return NetworkBound(value, LinkKind.PORTS, text)
 
 
-def _own_ports_bound(node: NodeLinks) -> _LinkBound:
-    value = node.port_rate / node.gpus
-    return _LinkBound(value, LinkKind.PORTS, f"{_rate_text(node)} ÷ {plural(node.gpus, 'GPU')} = {_gbs(value)}")
-
-
-def _node_bounds(operation: str, algorithm: str, ranks: int, nodes: int, node: NodeLinks) -> list[_LinkBound]:
+def _node_bounds(operation: str, algorithm: str, ranks: int, nodes: int, node: NodeLinks) -> list[NetworkBound]:
     """The bounds of the PCIe links between GPUs and ports, and of the links between the GPUs of a node."""
     bounds = [_pcie_bound(operation, algorithm, ranks, nodes, node)] if node.pcie else []
     if node.gpus == 1 or not node.nvlink or operation in ("all_to_all", "send_receive", *EACH_GPU):
@@ -154,34 +140,34 @@ def _node_bounds(operation: str, algorithm: str, ranks: int, nodes: int, node: N
     # Data takes g hops per node with g GPUs. One of them is over the network, so that NVLinks carry g−1 of g hops
     value = node.nvlink * node.gpus / (node.gpus - 1)
     text = f"{_gbs(node.nvlink)} of NVLink × {node.gpus} ÷ {node.gpus - 1} = {_gbs(value)}"
-    return [*bounds, _LinkBound(value, LinkKind.NVLINK, text)]
+    return [*bounds, NetworkBound(value, LinkKind.NVLINK, text)]
 
 
-def _pcie_bound(operation: str, algorithm: str, ranks: int, nodes: int, node: NodeLinks) -> _LinkBound:
+def _pcie_bound(operation: str, algorithm: str, ranks: int, nodes: int, node: NodeLinks) -> NetworkBound:
     assert node.pcie
     if operation in ("send_receive", *EACH_GPU) or (operation == "all_to_all" and not node.nvlink):
-        return _LinkBound(node.pcie, LinkKind.PCIE, f"a GPU sends over PCIe: {_gbs(node.pcie)}")
+        return NetworkBound(node.pcie, LinkKind.PCIE, f"a GPU sends over PCIe: {_gbs(node.pcie)}")
     if not node.nvlink and node.gpus > 1:
         value = node.pcie * PCIE_SHARE
         text = f"between GPUs, {PCIE_SHARE:.0%} of the {_gbs(node.pcie)} of PCIe: {_gbs(value)}"
-        return _LinkBound(value, LinkKind.PCIE, text)
+        return NetworkBound(value, LinkKind.PCIE, text)
     ratio = network_to_busbw_ratio(operation, algorithm, ranks, nodes) or 1.0
     value = node.gpus * node.pcie / ratio
     text = f"{node.gpus} × {_gbs(node.pcie)} of PCIe ÷ {ratio:.4g} = {_gbs(value)}"
-    return _LinkBound(value, LinkKind.PCIE, text)
+    return NetworkBound(value, LinkKind.PCIE, text)
 
 
-def _hierarchical_bounds(algorithm: str, ranks: int, nodes: int, node: NodeLinks) -> list[_LinkBound]:
+def _hierarchical_bounds(algorithm: str, ranks: int, nodes: int, node: NodeLinks) -> list[NetworkBound]:
     """The bound inside a node: the known busbw of an all-reduce on one node, else NVLink for Tree, else none."""
     node_busbw = node.busbw if algorithm == "Tree" else node.nvls_busbw or node.busbw
     if node_busbw:
-        return [_LinkBound(node_busbw, LinkKind.NVLINK, f"an all-reduce inside one node reaches {_gbs(node_busbw)}")]
+        return [NetworkBound(node_busbw, LinkKind.NVLINK, f"an all-reduce inside one node reaches {_gbs(node_busbw)}")]
     if not node.nvlink or algorithm != "Tree":
         return []
     ratio = nvlink_to_busbw_ratio("all_reduce", "Tree", ranks, nodes)
     value = node.nvlink / ratio
     text = f"{_gbs(node.nvlink)} of NVLink; a tree sends {ratio:.4g} × the busbw: {_gbs(value)}"
-    return [_LinkBound(value, LinkKind.NVLINK, text)]
+    return [NetworkBound(value, LinkKind.NVLINK, text)]
 
 
 def _rate_text(node: NodeLinks) -> str:

@@ -113,8 +113,8 @@ def _conclude(rates: Sequence[PairRate], first_rounds: _FirstRounds) -> Conclusi
     return Conclusion(
         nodes=len({node for rate in first_rounds.rates for node in rate.pair}),
         rails=first_rounds.rails,
-        ranks=tuple(directions.with_rank_direction(rank) for rank in ranks),
-        paths=tuple(directions.with_path_direction(path) for path in paths),
+        ranks=tuple(replace(rank, direction=directions.of(rank.rail, rank.node)) for rank in ranks),
+        paths=tuple(replace(path, direction=directions.of(path.rail, *path.pair)) for path in paths),
         slow_rails=first_rounds.slow_rails(),
         suspects=tuple(first_rounds.suspect_nodes),
         noise=max((rail.noise for rail in first_rounds.by_rail), default=0.0),
@@ -332,19 +332,13 @@ class _Directions:
         self._rates = [rate for rate in rates if rate.stage == "directions"]
         self._controls = [rate for rate in self._rates if not set(slow) & set(rate.pair)]
 
-    def with_rank_direction(self, rank: SlowRank) -> SlowRank:
-        sent = [rate.gb_s[rank.rail] for rate in self._rates if rate.first == rank.node]
-        received = [rate.gb_s[rank.rail] for rate in self._rates if rate.second == rank.node]
-        return replace(rank, direction=self._direction(sent, received, rank.rail))
+    def of(self, rail: int, node: str, partner: str = "") -> Direction | None:
+        """The slow direction of the transfers between ``node`` and ``partner``, by default with any partner.
 
-    def with_path_direction(self, path: SlowPath) -> SlowPath:
-        first, second = path.pair
-        sent = [rate.gb_s[path.rail] for rate in self._rates if (rate.first, rate.second) == (first, second)]
-        received = [rate.gb_s[path.rail] for rate in self._rates if (rate.first, rate.second) == (second, first)]
-        return replace(path, direction=self._direction(sent, received, path.rail))
-
-    def _direction(self, sent: Sequence[float], received: Sequence[float], rail: int) -> Direction | None:
-        """Without control pairs the faster direction is the reference, so that only one direction can be slow."""
+        Without control pairs the faster direction is the reference, so that only one direction can be slow.
+        """
+        sent = [rate.gb_s[rail] for rate in self._rates if rate.first == node and partner in ("", rate.second)]
+        received = [rate.gb_s[rail] for rate in self._rates if rate.second == node and partner in ("", rate.first)]
         if not sent or not received:
             return None
         sent_rate, received_rate = self._first_rounds.typical(sent), self._first_rounds.typical(received)

@@ -23,7 +23,7 @@ from seatrial.util.quantiles import spread
 from seatrial.util.text import plural
 
 if TYPE_CHECKING:
-    from seatrial.hardware.bounds import Bound
+    from seatrial.model.benchmark import Bound
 
 # Published values of the same configuration differ by at most 2 %: 345 to 349 GB/s on two H200, 473 to 482 on eight
 REFERENCE_TOLERANCE = 1.05
@@ -317,7 +317,10 @@ class References:
 
     def _site_or_sku_reference(self, key: str, facts: Mapping[str, JsonValue]) -> Reference | str:
         gpu = str(facts.get("gpu") or "")
-        if self.site and (value := _site_value(self.site.expected.get(key, ()), facts, gpu, self.fabric)):
+        learned = self.site.expected.get(key, ()) if self.site else ()
+        # values for several nodes that name no fabric are ignored
+        usable = [value for value in learned if value.nodes == 1 or value.fabric]
+        if self.site and (value := _matching_value(usable, facts, gpu, self.fabric)):
             runs = min(value.runs, len(self.site.learned_from))
             kind, name, source = BasisKind.SITE, self.site.name, value.source
             return Reference(value.value, value.unit, kind, name, source, required=value.required, runs=runs)
@@ -394,13 +397,6 @@ def _nodes(facts: Mapping[str, JsonValue]) -> int:
 def _count_text(count: JsonValue, noun: str) -> str:
     """A number with its noun. Facts are not validated here: a value that is not an integer is shown as it is."""
     return plural(count, noun) if type(count) is int else f"{count} {noun}s"
-
-
-def _site_value(
-    values: Sequence[ReferenceValue], facts: Mapping[str, JsonValue], gpu: str, fabric: str
-) -> ReferenceValue | None:
-    """The first matching value of the site's baseline. Values for several nodes that name no fabric are ignored."""
-    return _matching_value([value for value in values if value.nodes == 1 or value.fabric], facts, gpu, fabric)
 
 
 def _matching_value(

@@ -11,7 +11,7 @@ from functools import cache, cached_property, partial
 from statistics import median
 
 from seatrial.checks.check import Check
-from seatrial.hardware.bounds import Bound, MetricLookup, physical_base
+from seatrial.hardware.bounds import MetricLookup, physical_base
 from seatrial.hardware.references import MODEL_SEPARATOR, NO_PEERS, PeerGroup, Reference, References, Sku
 from seatrial.hardware.training_flops import BOUNDED_METRICS, training_work
 from seatrial.judge.groups import Facts, MeasurementGroup, PeerGroups, opposite_direction
@@ -39,6 +39,7 @@ from seatrial.model import (
     format_value,
     plausible_range,
 )
+from seatrial.model.benchmark import Bound
 from seatrial.model.rule import ALL_REDUCE, BOUND, GEMM, OPPOSITE, PEERS, REFERENCE, STEP_TIME, Limit
 
 # A value above this multiple of the reference value is a measurement error, or the reference value is wrong. The

@@ -13,7 +13,7 @@ from pydantic import JsonValue
 from seatrial.checks.check import Check, Checks
 from seatrial.config.expect import declared_unit
 from seatrial.config.schema import Config
-from seatrial.hardware.bounds import Bound, MetricLookup, hardware_bound
+from seatrial.hardware.bounds import MetricLookup, hardware_bound
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.hardware.references import MODEL_SEPARATOR, REFERENCE_TOLERANCE, Reference, References, skus
 from seatrial.judge import site_baseline
@@ -29,6 +29,7 @@ from seatrial.model import (
     UsageError,
     format_value,
 )
+from seatrial.model.benchmark import Bound
 
 LAX_RATIO = 0.4  # a threshold below this share of the expected value is lax
 # If threshold / expected value is below this ratio or above its inverse, the threshold is probably in another unit,

@@ -1,4 +1,4 @@
-"""The launcher protocol: ``render`` a job (pure), then ``start`` it.
+"""The launcher: ``render`` a job (pure), then ``start`` it.
 
 A new launcher is one file in this folder, and an entry in ``_launcher`` (__init__.py) and in the config's ``launcher``.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from pathlib import Path
-from typing import Protocol
 
+from seatrial.config.schema import Config
+from seatrial.launch import container
 from seatrial.model import Frozen, Job, JobFailure, NodeShortage, SeatrialError
 from seatrial.util.processes import CommandResult
 
@@ -128,17 +129,25 @@ class StartedJob(ABC):
         """
 
 
-class Launcher(Protocol):
-    """Starts ``seatrial.worker`` on the nodes of a job."""
+class Launcher(ABC):
+    """Starts ``seatrial.worker`` on the nodes of a job. ``runtimes``: those of containers that it supports."""
 
     name: str
+    runtimes: tuple[str, ...] = ()
+
+    def __init__(self, settings: Config) -> None:
+        self._settings = settings
 
     def unavailable_reason(self, nodes: int) -> str | None:
         """Return why this launcher cannot start jobs on this number of nodes; None if it can."""
+        del nodes  # checked by a scheduler, or chosen by the user
+        return container.unsupported_reason(self._settings, self.runtimes)
 
+    @abstractmethod
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
         """Return ``job`` ready to start. Pure."""
 
+    @abstractmethod
     def start(self, rendered: RenderedJob, folder: Path) -> StartedJob:
         """Start a rendered job; its output goes to ``folder``. Raises SeatrialError, or OSError on a full disk.
 

@@ -15,7 +15,7 @@ from seatrial.config.kubernetes_pod import container_name
 from seatrial.config.schema import Config
 from seatrial.discover.kubectl import ApiUnavailable, KubectlError
 from seatrial.discover.kubernetes_messages import job_failures
-from seatrial.launch.base import JobRefused, RenderedJob
+from seatrial.launch.base import JobRefused, Launcher, RenderedJob
 from seatrial.launch.kubernetes_job import (
     OBJECTS,
     RESOURCES,
@@ -42,13 +42,10 @@ _OPERATORS = {
 _TOKEN_VARIABLE = "SEATRIAL_TOKEN"
 
 
-class KubernetesLauncher:
+class KubernetesLauncher(Launcher):
     """Creates rendered objects and watches their pods."""
 
     name = "kubernetes"
-
-    def __init__(self, settings: Config) -> None:
-        self._settings = settings
 
     def unavailable_reason(self, nodes: int) -> str | None:
         del nodes  # checked by the scheduler

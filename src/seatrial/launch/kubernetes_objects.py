@@ -55,10 +55,10 @@ def manifest(objects: tuple[Object, ...]) -> str:
 
 def object_name(run_dir: Path, job: str, attempt: int) -> str:
     """Return the name of the objects of one attempt: a DNS label, ``seatrial-4f2a91c0-ranks-1``."""
-    start, end = f"seatrial-{_run_hash(run_dir)}-", f"-{attempt}"
+    start, end = f"seatrial-{_digest(run_dir.name)[:8]}-", f"-{attempt}"
     space = _MAX_NAME - len(start) - len(end)
     if len(job) > space:
-        job = f"{job[: space - 5]}-{hashlib.sha256(job.encode()).hexdigest()[:4]}"
+        job = f"{job[: space - 5]}-{_digest(job)[:4]}"
     return f"{start}{job}{end}"
 
 
@@ -66,14 +66,10 @@ def object_labels(run_dir: Path, job: str, attempt: int) -> dict[str, str]:
     """Return the labels of everything that this attempt creates."""
     return {
         "app.kubernetes.io/name": "seatrial",
-        RUN_LABEL: _run_hash(run_dir),
+        RUN_LABEL: _digest(run_dir.name)[:8],
         JOB_LABEL: job,
         ATTEMPT_LABEL: str(attempt),
     }
-
-
-def _run_hash(run_dir: Path) -> str:
-    return hashlib.sha256(run_dir.name.encode(errors="surrogateescape")).hexdigest()[:8]
 
 
 def _metadata(settings: Config, name: str, labels: dict[str, str], *, queued: bool = False) -> Object:
@@ -236,7 +232,7 @@ def rendezvous_port(name: str) -> int:
 
 
 def _digest(name: str) -> str:
-    return hashlib.sha256(name.encode()).hexdigest()
+    return hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()
 
 
 def _dns_name(config: Kubernetes, name: str, index: str = "$JOB_COMPLETION_INDEX") -> str:

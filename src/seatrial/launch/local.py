@@ -6,9 +6,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from seatrial.config.schema import Config
 from seatrial.launch import container, script
-from seatrial.launch.base import RenderedJob, StartedJob
+from seatrial.launch.base import Launcher, RenderedJob, StartedJob
 from seatrial.model import Job
 from seatrial.util import processes
 from seatrial.util.files import atomic_write
@@ -45,18 +44,15 @@ class LocalJob(StartedJob):
         return remaining
 
 
-class LocalLauncher:
+class LocalLauncher(Launcher):
     """Runs jobs on this host, as children of this process."""
 
-    name = "local"
-
-    def __init__(self, settings: Config) -> None:
-        self._settings = settings
+    name, runtimes = "local", ("apptainer", "docker", "podman")
 
     def unavailable_reason(self, nodes: int) -> str | None:
         if nodes != 1:
             return f"cluster.nodes is {nodes}, but the launcher local runs on this host only: use --launcher slurm"
-        return container.unsupported_reason(self._settings, ("apptainer", "docker", "podman"))
+        return super().unavailable_reason(nodes)
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
         folder = run_dir / "jobs" / job.name

@@ -158,14 +158,12 @@ def gpu_use(nodes: Iterable[KubernetesNode], users: Iterable[GpuUser]) -> list[s
 
     Raises SeatrialError for an invalid number of GPUs.
     """
-    from seatrial.discover.kubernetes import device_count  # imported late: keeps `seatrial render` fast
-
     users_by_node: dict[str, list[GpuUser]] = {}
     for user in users:
         users_by_node.setdefault(user.node, []).append(user)
     lines = []
     for item in nodes:
-        total = device_count(item.status.allocatable.get(GPU_RESOURCE, "0"))
+        total = item.allocatable(GPU_RESOURCE)
         users_here = users_by_node.get(item.name, [])
         if item.mig_error:
             lines.append(f"{item.name}: {item.mig_error}")

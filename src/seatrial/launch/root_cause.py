@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from seatrial.discover.file_readers import parse_id_list
+from seatrial.discover.rank_stacks import PROCESS_STATES
 from seatrial.launch.rank_status import Rank
 from seatrial.model import Job, JobFailure, MissingNode, NodeShortage
 from seatrial.util.failures import TERMINATED_CODES, Failure, exit_hint, exit_reason, first_failure, killed
@@ -157,11 +158,6 @@ def never_started(ranks: Sequence[Rank], limit_s: float, folder: Path) -> RootCa
     return RootCause(names, text, missing[0].number if len(missing) == 1 else None)
 
 
-def damaged_journal(rank: Rank) -> RootCause:
-    """Return the cause for a rank whose journal has a damaged record, or one of another version or job."""
-    return RootCause(rank.name, f"invalid record in its journal {rank.journal.path}: {rank.damage[:200]}", rank.number)
-
-
 def job_ended(
     job: Job,
     ranks: Sequence[Rank],
@@ -238,14 +234,13 @@ def _exit_codes(folder: Path, ranks: Sequence[Rank], job: Job) -> dict[int, int]
         if listed_ranks:
             node_ranks = ranks[node * job.ranks_per_node : (node + 1) * job.ranks_per_node]
             unlisted = [rank for rank in node_ranks if rank.number not in listed_ranks]
-            exit_codes |= {rank.number: 0 for rank in unlisted if _exited_early(rank, terminated_pids)}
+            in_check = [rank for rank in unlisted if rank.current_check is not None and rank.heartbeat_expected]
+            exit_codes |= {
+                rank.number: 0
+                for rank in in_check
+                if rank.heartbeat is not None and str(rank.heartbeat.pid) not in terminated_pids
+            }
     return exit_codes
-
-
-def _exited_early(rank: Rank, terminated_pids: set[str]) -> bool:
-    """Return whether a rank that torchrun does not list as failed has exited in the middle of a check."""
-    in_check = rank.current_check is not None and rank.heartbeat_expected
-    return in_check and rank.heartbeat is not None and str(rank.heartbeat.pid) not in terminated_pids
 
 
 def _log_by_node(log: str) -> dict[int, str]:
@@ -365,8 +360,8 @@ def _process_state(rank: Rank) -> str:
         fields = Path(f"/proc/{rank.heartbeat.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return ""
-    meaning = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "uninterruptible sleep, waiting for I/O"}
-    return f"; process state {fields[0]}" + (f" ({meaning[fields[0]]})" if fields[0] in meaning else "")
+    meaning = PROCESS_STATES.get(fields[0])
+    return f"; process state {fields[0]}" + (f" ({meaning})" if meaning else "")
 
 
 def _stderr_files(folder: Path, rank: int | None = None, ranks_per_node: int = 0) -> list[Path]:
@@ -396,14 +391,11 @@ def _last_error_line(logs: Sequence[Path]) -> str:
     last_line = ""
     for log in logs:
         for match in map(_LABEL.match, _tail(log, _RANK_LOG_BYTES).splitlines()[-40:]):
-            if match and _names_error(match[0]):
+            line = match[0] if match else ""
+            # torchrun's ChildFailedError gives no cause
+            if match and line.strip(" =-") and "Error" in line and "ChildFailedError" not in line:
                 last_line = match["line"].strip()
     return f"Last error in its log: {last_line[:300]}" if last_line else ""
-
-
-def _names_error(line: str) -> bool:
-    """Return whether a line names an error other than torchrun's ChildFailedError, which gives no cause."""
-    return bool(line.strip(" =-")) and "Error" in line and "ChildFailedError" not in line
 
 
 def _tail(path: Path, size: int) -> str:

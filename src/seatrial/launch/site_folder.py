@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from importlib import resources
 from typing import NamedTuple
 
 from seatrial import __version__
 from seatrial.config.slurm_options import option_lines
 from seatrial.launch.script import template
+from seatrial.util import data_files
 
 FOLDERS = ("huggingface", "jobs", "logs", "runs", "tokens")
 
@@ -97,7 +97,7 @@ def render(site: Site) -> dict[str, str]:
         "site": site,
         "version": __version__,
         "cpu_only": site.gpus_per_node.value == 0,
-        "checks": _acceptance_checks(),
+        "checks": data_files.text("trials/acceptance.yaml").partition("\nchecks:\n")[2],
         "workloads": workloads,
         "unknown": {name: site.settings()[name] for name in needed if site.settings()[name].value is None},
         "nightly_options": _nightly_options(site),
@@ -123,12 +123,6 @@ def _nightly_options(site: Site) -> list[str]:
     ]
     arguments = [f"{name} {shlex.quote(str(value))}" for name, value in options if value is not None]
     return ["--launcher slurm", *arguments]
-
-
-def _acceptance_checks() -> str:
-    """Return the checks of the trial ``acceptance`` with their comments."""
-    text = (resources.files("seatrial") / "data" / "trials" / "acceptance.yaml").read_text(encoding="utf-8")
-    return text.partition("\nchecks:\n")[2]
 
 
 def _script(site: Site, workload: Workload, values: dict[str, object]) -> str:

@@ -16,8 +16,8 @@ from pathlib import Path
 from seatrial.config.schema import Config, Slurm
 from seatrial.config.slurm_options import option_lines, placement_options
 from seatrial.discover import slurm
-from seatrial.launch import container, script
-from seatrial.launch.base import JobRefused, RenderedJob
+from seatrial.launch import script
+from seatrial.launch.base import JobRefused, Launcher, RenderedJob
 from seatrial.launch.slurm_job import JOB_ID, SCRIPT, TOKEN, SlurmJob, cancel_remaining_jobs, job_collector
 from seatrial.model import Job, SeatrialError, UsageError
 from seatrial.util.files import atomic_write
@@ -46,18 +46,12 @@ def require_client() -> None:
         raise UsageError(str(error)) from None
 
 
-class SlurmLauncher:
+class SlurmLauncher(Launcher):
     """Submits rendered sbatch scripts and watches their jobs."""
 
     name = "slurm"
-
-    def __init__(self, settings: Config) -> None:
-        self._settings = settings
-
-    def unavailable_reason(self, nodes: int) -> str | None:
-        del nodes  # checked by Slurm
-        # containers of docker and podman run outside the job's cgroups: Slurm neither confines nor ends them
-        return container.unsupported_reason(self._settings, ("apptainer", "pyxis"))
+    # containers of docker and podman run outside the job's cgroups: Slurm neither confines nor ends them
+    runtimes = ("apptainer", "pyxis")
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
         settings = self._settings

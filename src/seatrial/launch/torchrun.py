@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from seatrial.config.schema import Config
-from seatrial.launch import container, script
-from seatrial.launch.base import RenderedJob, StartedJob
+from seatrial.launch import script
+from seatrial.launch.base import Launcher, RenderedJob, StartedJob
 from seatrial.model import Job, SeatrialError
 from seatrial.util.files import atomic_write
 from seatrial.util.secrets import PRIVATE
@@ -19,17 +19,10 @@ from seatrial.util.text import plural
 _SCRIPT = "torchrun.sh"
 
 
-class TorchrunLauncher:
+class TorchrunLauncher(Launcher):
     """Renders torchrun scripts that the user starts."""
 
-    name = "torchrun"
-
-    def __init__(self, settings: Config) -> None:
-        self._settings = settings
-
-    def unavailable_reason(self, nodes: int) -> str | None:
-        del nodes  # the user chooses them
-        return container.unsupported_reason(self._settings, ("apptainer", "docker", "podman"))
+    name, runtimes = "torchrun", ("apptainer", "docker", "podman")
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
         text = script.job_script("torchrun.sh.j2", self._settings, job, attempt, run_dir=str(run_dir))

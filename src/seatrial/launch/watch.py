@@ -287,7 +287,8 @@ class _Attempt:
     def _find_end(self, running: StartedJob, code: int | None) -> tuple[JobState, RootCause | None] | None:
         """Return the state and cause if the job has ended, lost a node or has a damaged journal; else None."""
         if damaged := next((rank for rank in self.ranks if rank.damage), None):
-            return JobState.FAILED, root_cause.damaged_journal(damaged)
+            cause = f"invalid record in its journal {damaged.journal.path}: {damaged.damage[:200]}"
+            return JobState.FAILED, RootCause(damaged.name, cause, damaged.number)
         if code is not None:
             return (JobState.FAILED, self._cause_of_end(running, code)) if code else (JobState.COMPLETED, None)
         # even if the scheduler still waits for the lost node

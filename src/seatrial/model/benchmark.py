@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pydantic import Field
 
 from seatrial.model.base import Frozen
@@ -35,8 +37,9 @@ class MeasuredSize(Frozen):
     wrong: float | None = None
 
 
-class BenchmarkBound(Frozen):
-    """The largest value that the hardware allows, and its derivation."""
+@dataclass(frozen=True)
+class Bound:
+    """The largest value that a metric can have, and its derivation as text."""
 
     value: float
     unit: str
@@ -56,7 +59,7 @@ class BenchmarkResult(Frozen):
     check: str = Field(default="", description="check of seatrial that measures the same; empty if there is none")
     path: str = Field(default="", description="the links that the data took")
     measured: tuple[MeasuredSize, ...] = ()
-    bound: BenchmarkBound | None = None
+    bound: Bound | None = None
     verdicts: tuple[Verdict, ...] = ()
     other_sizes: tuple[Verdict, ...] = ()
     problems: tuple[str, ...] = ()

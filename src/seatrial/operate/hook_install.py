@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -79,8 +78,8 @@ def uninstall(folder: Path, dry_run: bool) -> list[Path]:
 def _manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     try:
-        manifest = Manifest.model_validate(json.loads(read_bytes(path, _MAX_FILE_BYTES)))
-    except (OSError, ValueError, ValidationError) as error:
+        manifest = Manifest.model_validate_json(read_bytes(path, _MAX_FILE_BYTES))
+    except (OSError, ValidationError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a list of installed files"
         raise UsageError(f"{path}: {reason}; expected a directory of `seatrial hook install`") from error
     if outside := [name for name in manifest.files if not _is_below(folder, name)]:

@@ -14,18 +14,18 @@ from typing import Any
 from seatrial.config.kubernetes import GPU_RESOURCE, Kubernetes, Toleration
 from seatrial.discover.kubectl import Kubectl
 from seatrial.discover.kubernetes import Condition, KubernetesNode, read_nodes
-from seatrial.model import DecisionValue, SeatrialError, UsageError
+from seatrial.model import DecisionValue
 from seatrial.operate.node_changes import (
     ADD_TAINT,
     CONDITION,
     REMOVE_TAINT,
+    Candidates,
     Flags,
     NodeChange,
     NodeResult,
     Partner,
     reason_text,
 )
-from seatrial.util.text import and_more
 
 CONDITION_TYPE, TAINT, EFFECT = "seatrial.dev/Accepted", "seatrial.dev/not-accepted", "NoSchedule"
 # Taints in deploy/readmit/node-readiness-rules.yaml. Node Readiness Controller sets them according to the condition
@@ -38,71 +38,42 @@ _TOLERATED = (
 )
 
 
-class KubernetesCandidates:
-    """The candidates as Kubernetes shows them at the start; ``config``: the settings of the trial."""
+class KubernetesCandidates(Candidates[KubernetesNode]):
+    """The candidates in Kubernetes; ``config``: the settings of the trial. Nothing is changed before the test."""
+
+    scheduler, list_nodes = "Kubernetes", "kubectl get nodes"
 
     def __init__(self, names: Sequence[str], flags: Flags, run_id: str, config: Kubernetes) -> None:
-        self._flags, self._run_id = flags, run_id
         self._kubectl = Kubectl(config.namespace, config.context)
         self._tolerations = (*config.tolerations, *_TOLERATED)
-        self._nodes_by_name = {node.name: node for node in read_nodes(self._kubectl)}
-        if unknown := [name for name in names if name not in self._nodes_by_name]:
-            raise UsageError(f"Kubernetes has no node {and_more(unknown, 8)}. Run first: kubectl get nodes")
-        self._candidates = [self._nodes_by_name[name] for name in names]
-        refusals = {node.name: self._refusal(node) for node in self._candidates}
-        if refused := [f"{name}: {why}" for name, why in refusals.items() if why]:
-            raise SeatrialError(f"not tested, nothing was changed: {'; '.join(refused)}")
+        super().__init__(names, read_nodes(self._kubectl), flags, run_id)
+        self._require_testable()
 
     @property
     def cluster_node_count(self) -> int:
         """The number of nodes with GPUs, or of all nodes if none has GPUs."""
         return len([node for node in self._nodes_by_name.values() if node.has_gpus]) or len(self._nodes_by_name)
 
-    def partners(self, names: Sequence[str] = ()) -> list[Partner]:
-        """Return ``names``, by default all schedulable nodes with the condition True.
+    def _partners(self, possible: list[KubernetesNode]) -> list[Partner]:
+        """Return the nodes with the condition True."""
+        conditions = [(node.name, condition) for node in possible if (condition := _condition(node))]
+        return [Partner(node=name, why=str(condition)) for name, condition in conditions if condition.status == "True"]
 
-        Raises UsageError if one of ``names`` cannot be a partner.
-        """
-        if names:
-            refusals = {name: self._partner_refusal(name) for name in names}
-            if refused := [f"{name}: {why}" for name, why in refusals.items() if why]:
-                raise UsageError(f"--partner {'; '.join(refused)}")
-            return [Partner(node=name, why="--partner") for name in names]
-        partners = []
-        for name, node in self._nodes_by_name.items():
-            condition = _condition(node)
-            if condition and condition.status == "True" and not self._partner_refusal(name):
-                partners.append(Partner(node=name, why=str(condition)))
-        return partners
-
-    def settings(self, nodes: Sequence[str]) -> list[tuple[str, str, Any]]:
+    def _settings(self, nodes: Sequence[str]) -> dict[str, Any]:
         """Return the settings that run the jobs on ``nodes``, even if these are cordoned or have the taint."""
-        values: list[tuple[str, Any]] = [
-            ("launcher", "kubernetes"),
-            ("cluster.nodes", len(nodes)),
-            ("kubernetes.nodes", list(nodes)),
-            ("kubernetes.tolerations", [each.model_dump(mode="json") for each in self._tolerations]),
-        ]
-        return [("seatrial readmit", key, value) for key, value in values]
-
-    def before_test(self, partners: Sequence[str]) -> list[NodeChange]:
-        """Return no change: the pods of the test tolerate the taint and a cordon."""
-        del partners
-        return []
-
-    def wait_until_testable(self) -> None:
-        """Return at once: nothing was changed."""
-
-    def changed_meanwhile(self) -> dict[str, str]:
-        """Return no node: seatrial changes its own condition and taint only, whatever else happens to a node."""
-        return {}
+        return {
+            "launcher": "kubernetes",
+            "cluster.nodes": len(nodes),
+            "kubernetes.nodes": list(nodes),
+            "kubernetes.tolerations": [each.model_dump(mode="json") for each in self._tolerations],
+        }
 
     def after_test(self, results: Mapping[str, NodeResult]) -> list[NodeChange]:
         """Return the changes of condition and taint, for each node the condition first, since controllers read it."""
         changes = []
         for node in self._candidates:
             result = results[node.name]
-            tainted = any((taint.key, taint.effect) == (TAINT, EFFECT) for taint in node.spec.taints)
+            tainted = any((taint.key, taint.effect) == (TAINT, EFFECT) for taint in node.taints)
             if self._flags.condition:
                 changes.append(self._set_condition(node, result))
             if self._flags.undrain and tainted and result.decision is DecisionValue.ACCEPTED:
@@ -134,12 +105,11 @@ class KubernetesCandidates:
         return self._change(node, CONDITION, *args)
 
     def _change(self, node: KubernetesNode, action: str, *args: str) -> NodeChange:
-        taints = ", ".join(map(str, node.spec.taints)) or "no taint"
+        taints = ", ".join(map(str, node.taints)) or "no taint"
         before = f"{_condition(node) or f'no condition {CONDITION_TYPE}'}; {taints}"
         return NodeChange(nodes=(node.name,), action=action, command=tuple(self._kubectl.command(*args)), before=before)
 
     def _refusal(self, node: KubernetesNode) -> str:
-        """Return why the test cannot run on the node; empty if it can."""
         if node.mig_error:
             return f"{node.mig_error}. Run first: kubectl describe node {node.name}"
         if node.ready_condition.status != "True":
@@ -147,23 +117,17 @@ class KubernetesCandidates:
         taints = node.untolerated_taints(self._tolerations)
         return f"untolerated taint {', '.join(map(str, taints))}: add it to kubernetes.tolerations" if taints else ""
 
-    def _partner_refusal(self, name: str) -> str:
-        """Return why the node cannot be a partner; empty if it can."""
-        node, candidate = self._nodes_by_name.get(name), self._candidates[0]
-        if node is None:
-            return "Kubernetes has no such node"
-        if node in self._candidates:
-            return "it is a candidate"
-        if node.spec.unschedulable or any(taint.key in (TAINT, *READINESS_TAINTS) for taint in node.spec.taints):
+    def _partner_problem(self, node: KubernetesNode) -> str:
+        if node.unschedulable or any(taint.key in (TAINT, *READINESS_TAINTS) for taint in node.taints):
             return "it is cordoned or not accepted"
         if why := self._refusal(node):
             return why
-        same_gpu_count = node.allocatable(GPU_RESOURCE) == candidate.allocatable(GPU_RESOURCE)
-        return "" if same_gpu_count else f"it has another number of GPUs than {candidate.name}"
+        same_gpu_count = node.allocatable(GPU_RESOURCE) == self._candidates[0].allocatable(GPU_RESOURCE)
+        return "" if same_gpu_count else f"it has another number of GPUs than {self._candidates[0].name}"
 
 
 def _condition(node: KubernetesNode) -> Condition | None:
-    return next((each for each in node.status.conditions if each.type == CONDITION_TYPE), None)
+    return next((each for each in node.conditions if each.type == CONDITION_TYPE), None)
 
 
 def _time(time: datetime) -> str:

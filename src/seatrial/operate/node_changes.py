@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from seatrial.model import DecisionValue, Frozen
+from seatrial.model import DecisionValue, Frozen, SeatrialError, UsageError
 from seatrial.util.text import and_more
 
 SEATRIAL_PREFIX = "seatrial "  # the start of every reason and comment that seatrial sets
@@ -70,24 +71,66 @@ class NodeResult(Frozen):
     trial: str = ""
 
 
-class Candidates(Protocol):
+class _Node(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+Node = TypeVar("Node", bound=_Node)
+
+
+class Candidates(ABC, Generic[Node]):
     """The candidates of a readmission: nodes that are tested and then returned to service or not.
 
-    One class implements this for Slurm, one for Kubernetes.
+    One class implements this for Slurm, one for Kubernetes. ``scheduler``: its name. ``list_nodes``: the command that
+    shows all nodes. ``refusal_text``: a node and why it cannot be tested.
     """
+
+    scheduler: str
+    list_nodes: str
+    refusal_text = "{node.name}: {why}"
+
+    def __init__(self, names: Sequence[str], nodes: Iterable[Node], flags: Flags, run_id: str) -> None:
+        self._flags, self._run_id = flags, run_id
+        self._nodes_by_name = {node.name: node for node in nodes}
+        if unknown := [name for name in names if name not in self._nodes_by_name]:
+            raise UsageError(f"{self.scheduler} has no node {and_more(unknown, 8)}. Run first: {self.list_nodes}")
+        self._candidates = [self._nodes_by_name[name] for name in names]
+
+    def _require_testable(self) -> None:
+        refusals = [(node, self._refusal(node)) for node in self._candidates]
+        if refused := [self.refusal_text.format(node=node, why=why) for node, why in refusals if why]:
+            raise SeatrialError(f"not tested, nothing was changed: {'; '.join(refused)}")
 
     @property
     def cluster_node_count(self) -> int:
         """The number of nodes of the cluster; the drain limit allows a share of them."""
+        return len(self._nodes_by_name)
 
     def partners(self, names: Sequence[str] = ()) -> list[Partner]:
-        """Return the partners ``names``, by default all possible partners, best first. Raises SeatrialError."""
+        """Return the partners ``names``, by default all possible partners, best first.
+
+        Raises UsageError if one of ``names`` cannot be a partner.
+        """
+        if refused := [f"{name}: {why}" for name in names if (why := self._partner_refusal(name))]:
+            raise UsageError(f"--partner {'; '.join(refused)}")
+        possible = [node for name, node in self._nodes_by_name.items() if not self._partner_refusal(name)]
+        return [Partner(node=name, why="--partner") for name in names] or self._partners(possible)
+
+    def _partner_refusal(self, name: str) -> str:
+        """Return why the node cannot be a partner; empty if it can."""
+        if (node := self._nodes_by_name.get(name)) is None:
+            return f"{self.scheduler} has no such node"
+        return "it is a candidate" if node in self._candidates else self._partner_problem(node)
 
     def settings(self, nodes: Sequence[str]) -> list[tuple[str, str, Any]]:
         """Return (origin, key, value) of the trial's settings that select ``nodes``."""
+        return [("seatrial readmit", key, value) for key, value in self._settings(nodes).items()]
 
     def before_test(self, partners: Sequence[str]) -> list[NodeChange]:
         """Return the changes that make the candidates testable."""
+        del partners
+        return []
 
     def wait_until_testable(self) -> None:
         """Wait until the changes before the test have their effect. Raises SeatrialError."""
@@ -97,12 +140,31 @@ class Candidates(Protocol):
 
         The changes after the test keep a drain that someone else made. Raises SeatrialError, ValueError.
         """
+        return {}
 
+    @abstractmethod
     def after_test(self, results: Mapping[str, NodeResult]) -> list[NodeChange]:
         """Return the changes for these results, in a safe order."""
 
+    @abstractmethod
     def execute(self, change: NodeChange) -> None:
         """Make the change. Raises SeatrialError."""
+
+    @abstractmethod
+    def _refusal(self, node: Node) -> str:
+        """Return why the node cannot be tested; empty if it can."""
+
+    @abstractmethod
+    def _partner_problem(self, node: Node) -> str:
+        """Return why a node that is no candidate cannot be a partner; empty if it can."""
+
+    @abstractmethod
+    def _partners(self, possible: list[Node]) -> list[Partner]:
+        """Return the partners to use among ``possible``, best first, each with the reason."""
+
+    @abstractmethod
+    def _settings(self, nodes: Sequence[str]) -> dict[str, Any]:
+        """Return key → value of the trial's settings that select ``nodes``."""
 
 
 def reason_text(run_id: str, decision: DecisionValue, cause: str = "") -> str:

@@ -88,9 +88,9 @@ def _measure(
     checks: Mapping[str, Check], config: Config, expected_gpus: int | None, deadline: float, root: Path
 ) -> Iterator[Measurement]:
     """Yield one measurement per check, with an error if the check has no result at ``deadline``."""
-    with tempfile.TemporaryDirectory(
-        prefix="seatrial-hook-", dir=_scratch_folder(), ignore_cleanup_errors=True
-    ) as folder:
+    # in memory: /tmp can be on a disk that is full or does not answer
+    memory = next((folder for folder in ("/run", "/dev/shm") if os.access(folder, os.W_OK)), "/tmp")
+    with tempfile.TemporaryDirectory(prefix="seatrial-hook-", dir=memory, ignore_cleanup_errors=True) as folder:
         context = Context(
             node=node_name(),
             rank=0,
@@ -116,11 +116,6 @@ def _measure(
 def _measurement_json(check: Check, context: Context, config: Config) -> bytes:
     options = config.checks[check.name].options
     return worker.measure(check, context, options).model_dump_json().encode()
-
-
-def _scratch_folder() -> str:
-    """Return a folder in memory: /tmp can be on a disk that is full or does not answer."""
-    return next((folder for folder in ("/run", "/dev/shm") if os.access(folder, os.W_OK)), "/tmp")
 
 
 def _used_gpus(

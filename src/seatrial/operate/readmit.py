@@ -100,7 +100,7 @@ class Options:
         return [partner.node for partner in pool[: self.partners_needed]]
 
 
-def choose_partners(options: Options, candidates: Candidates) -> list[Partner]:
+def choose_partners(options: Options, candidates: Candidates[Any]) -> list[Partner]:
     """Return the partners that trials may use, preferred ones first. Raises SeatrialError if they are too few."""
     pool = candidates.partners(options.partners)
     if len(pool) < options.partners_needed:
@@ -108,13 +108,13 @@ def choose_partners(options: Options, candidates: Candidates) -> list[Partner]:
     return pool
 
 
-def preview_trial(options: Options, candidates: Candidates, pool: Sequence[Partner]) -> Preview:
+def preview_trial(options: Options, candidates: Candidates[Any], pool: Sequence[Partner]) -> Preview:
     """Return the first trial without starting it. Raises UsageError if its file, settings or baseline are invalid."""
     return preview(_request(options, candidates, [*options.nodes, *options.first_partners(pool)]))
 
 
 def planned_changes(
-    options: Options, candidates: Candidates, pool: Sequence[Partner]
+    options: Options, candidates: Candidates[Any], pool: Sequence[Partner]
 ) -> dict[DecisionValue, list[NodeChange]]:
     """Return decision → the changes before and after the test if all nodes get this decision: ACCEPTED or REJECTED.
 
@@ -129,7 +129,7 @@ def planned_changes(
     return planned
 
 
-def _as_limited(change: NodeChange, options: Options, candidates: Candidates) -> NodeChange:
+def _as_limited(change: NodeChange, options: Options, candidates: Candidates[Any]) -> NodeChange:
     """Return the change, with the outcome ``refused`` if the drain limit refuses it now.
 
     RUN and CAUSE stand for the run and the reason, which are not known before the test.
@@ -165,7 +165,7 @@ class Session:
     """
 
     options: Options
-    candidates: Candidates
+    candidates: Candidates[Any]
     folder: Path
     pool: Sequence[Partner]
     display: DisplayFactory
@@ -348,7 +348,7 @@ def _subject_node(subject: str, nodes: Sequence[str]) -> str:
     return next((name for name in (host, host.partition(".")[0]) if name in nodes), "")
 
 
-def _request(options: Options, candidates: Candidates, nodes: Sequence[str]) -> Request:
+def _request(options: Options, candidates: Candidates[Any], nodes: Sequence[str]) -> Request:
     resolved = resolve(options.trial, [*options.overrides, *candidates.settings(nodes)])
     return Request(
         config=resolved.config,

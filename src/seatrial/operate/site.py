@@ -16,6 +16,7 @@ from seatrial.launch import site_folder
 from seatrial.launch.site_folder import Site, SiteValue
 from seatrial.model import UsageError
 from seatrial.util.files import atomic_folder
+from seatrial.util.text import and_more
 
 # Characters that the path of a site's folder must not have: Slurm expands % and \ in names of log files, and lists of
 # container mounts and PATH are split at : and ,
@@ -80,7 +81,7 @@ def require_new(folder: Path) -> None:
     except OSError as error:  # a file, or a folder that this user may not read
         raise UsageError(f"cannot use {folder}: {error.strerror}; choose another directory") from error
     if names:
-        shown = ", ".join(names[:_MAX_NAMES]) + (f" and {len(names) - _MAX_NAMES} more" if names[_MAX_NAMES:] else "")
+        shown = and_more(names, _MAX_NAMES)
         raise UsageError(f"{folder} is not empty ({shown}): nothing was changed; choose another directory")
     if is_current:  # ``write`` replaces the folder, and the shell would stay in the removed one
         raise UsageError(f"{folder} is the current directory: name a new one, such as {folder / 'site'}")

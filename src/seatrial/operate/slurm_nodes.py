@@ -30,6 +30,7 @@ from seatrial.operate.node_changes import (
     RESERVE,
     RESUME,
     SEATRIAL_PREFIX,
+    Candidates,
     Flags,
     NodeChange,
     NodeResult,
@@ -47,13 +48,15 @@ _RESPONSE_LIMIT_S = 60.0  # enough, since slurmctld contacts a resumed node with
 _MAX_RESERVATION_NAME = 60  # characters
 
 
-class SlurmCandidates:
-    """The candidates as Slurm shows them at the start.
+class SlurmCandidates(Candidates[SlurmNode]):
+    """The candidates in Slurm.
 
     ``reason_prefix``: nodes that someone else drained may be returned too if their reason starts with this text.
     ``partition``: the partition of the trial; if None, one that has all candidates is used. ``reservation``: the
     reservation of the trial, None if it has none.
     """
+
+    scheduler, list_nodes, refusal_text = "Slurm", "sinfo --Node", "{node.name} is {node}: {why}"
 
     def __init__(
         self,
@@ -65,49 +68,28 @@ class SlurmCandidates:
         partition: str | None = None,
         reservation: str | None = None,
     ) -> None:
-        self._flags, self._run_id, self._reason_prefix = flags, run_id, reason_prefix
-        self._reservation, self._drained_meanwhile = reservation, set[str]()
-        self._nodes_by_name = {node.name: node for node in slurm.nodes()}
-        if unknown := [name for name in names if name not in self._nodes_by_name]:
-            raise UsageError(f"Slurm has no node {and_more(unknown, 8)}. Run first: sinfo --Node")
-        self._candidates = [self._nodes_by_name[name] for name in names]
+        self._reason_prefix, self._reservation, self._drained_meanwhile = reason_prefix, reservation, set[str]()
+        super().__init__(names, slurm.nodes(), flags, run_id)
         self._partition = partition or self._common_partition()
         # drained, down or failed: Slurm starts no job on them before a resume
         self._drained = [node for node in self._candidates if node.needs_administrator]
-        refusals = [(node, self._refusal(node)) for node in self._candidates]
-        if refused := [f"{node.name} is {node}: {why}" for node, why in refusals if why]:
-            raise SeatrialError(f"not tested, nothing was changed: {'; '.join(refused)}")
+        self._require_testable()
         if self._drained and reservation:
             raise UsageError("slurm.reservation: drained nodes are tested in a reservation of their own: unset it")
         self._require_equal_hardware()
 
-    @property
-    def cluster_node_count(self) -> int:
-        """The number of nodes in Slurm."""
-        return len(self._nodes_by_name)
-
-    def partners(self, names: Sequence[str] = ()) -> list[Partner]:
-        """Return ``names``, by default all idle nodes in service with the candidates' hardware; accepted ones first.
-
-        Raises UsageError if one of ``names`` cannot be a partner.
-        """
-        if names:
-            refusals = {name: self._partner_refusal(name) for name in names}
-            if refused := [f"{name}: {why}" for name, why in refusals.items() if why]:
-                raise UsageError(f"--partner {'; '.join(refused)}")
-            return [Partner(node=name, why="--partner") for name in names]
-        possible = [node for name, node in self._nodes_by_name.items() if not self._partner_refusal(name)]
+    def _partners(self, possible: list[SlurmNode]) -> list[Partner]:
+        """Return the idle nodes in service with the candidates' hardware; accepted ones first."""
         possible.sort(key=lambda node: not _accepted(node))
         return [
             Partner(node=node.name, why=f"idle; {node.comment if _accepted(node) else 'no comment of a readmission'}")
             for node in possible
         ]
 
-    def settings(self, nodes: Sequence[str]) -> list[tuple[str, str, Any]]:
+    def _settings(self, nodes: Sequence[str]) -> dict[str, Any]:
         """Return the settings that run the jobs on ``nodes``; if a candidate is drained, in the reservation."""
-        values = [("launcher", "slurm"), ("slurm.nodelist", ",".join(nodes)), ("slurm.partition", self._partition)]
-        values += [("slurm.reservation", self._reservation_name)] if self._drained else []
-        return [("seatrial readmit", key, value) for key, value in values]
+        values = {"launcher": "slurm", "slurm.nodelist": ",".join(nodes), "slurm.partition": self._partition}
+        return values | ({"slurm.reservation": self._reservation_name} if self._drained else {})
 
     def before_test(self, partners: Sequence[str]) -> list[NodeChange]:
         """Return the changes for drained candidates: a reservation of candidates and partners, and a resume inside it.
@@ -183,13 +165,7 @@ class SlurmCandidates:
         """Run the command. Raises SeatrialError if Slurm refuses it."""
         slurm.command_output(change.command)
 
-    def _partner_refusal(self, name: str) -> str:
-        """Return why the node cannot be a partner; empty if it can."""
-        node = self._nodes_by_name.get(name)
-        if node is None:
-            return "Slurm has no such node"
-        if node in self._candidates:
-            return "it is a candidate"
+    def _partner_problem(self, node: SlurmNode) -> str:
         if self._partition not in node.partitions:
             return f"it is not in partition {self._partition}"
         if not node.usable or node.state != "IDLE" or node.blocked_by_reservation(self._reservation):
@@ -206,13 +182,12 @@ class SlurmCandidates:
         shared = [
             name for name in self._candidates[0].partitions if all(name in node.partitions for node in self._candidates)
         ]
-        default = next((partition.name for partition in slurm.partitions() if partition.default), "")
         if not shared:
             raise UsageError("no partition has all these nodes: readmit the nodes of each partition separately")
-        return default if default in shared else shared[0]
+        default = slurm.partition_of_jobs(None)
+        return default.name if default and default.name in shared else shared[0]
 
     def _refusal(self, node: SlurmNode) -> str:
-        """Return why this node cannot be tested; empty if it can."""
         if node in self._drained and not node.reason.startswith(
             (SEATRIAL_PREFIX, self._reason_prefix or SEATRIAL_PREFIX)
         ):

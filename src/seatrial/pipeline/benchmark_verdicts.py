@@ -18,7 +18,7 @@ from seatrial.hardware.bounds import MetricLookup, hardware_bound
 from seatrial.hardware.references import MIG_INSTANCE, MODEL_SEPARATOR, References, Sku, select_references, skus
 from seatrial.judge import judge
 from seatrial.model import Baseline, Job, Measurement, Metric, Outcome, Phase, Reason, Verdict
-from seatrial.model.benchmark import BenchmarkBound
+from seatrial.model.benchmark import Bound
 from seatrial.pipeline.benchmark_hardware import FABRICS, known_models
 
 NODE = "node"  # the node's name in verdicts, since most tools do not print it
@@ -104,11 +104,10 @@ class BenchmarkRun:
         known = links.read([measurement], {self.check.name: replace(self.check, fact_roles=_LINK_FACTS)})
         return select_references(known, self.site, tcp=self.fabric)
 
-    def bound(self, reference_key: str, bounded_by: str) -> BenchmarkBound | None:
+    def bound(self, reference_key: str, bounded_by: str) -> Bound | None:
         """The largest value that the links of a node allow; None if unknown."""
         lookup = MetricLookup(reference_key, bounded_by=bounded_by, operation=self.check.operation)
-        bound = hardware_bound(lookup, self.facts, self.references)
-        return BenchmarkBound(value=bound.value, unit=bound.unit, derivation=bound.derivation) if bound else None
+        return hardware_bound(lookup, self.facts, self.references)
 
     def with_next_step(self, verdict: Verdict, sizes: Sequence[str] = (), *, needs_ports: bool = False) -> Verdict:
         """The verdict; without a comparison, its ``fix`` is the next step that fits the reason.

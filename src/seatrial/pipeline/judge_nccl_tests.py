@@ -19,10 +19,10 @@ from seatrial.hardware.references import NO_PEERS, Reference, Sku
 from seatrial.judge.limits import MAX_RATIO_OF_BOUND
 from seatrial.model import CLUSTER, Baseline, Metric, Outcome, Reason, UsageError, Verdict, parse_bytes, worst
 from seatrial.model.benchmark import (
-    BenchmarkBound,
     BenchmarkHardware,
     BenchmarkJudgement,
     BenchmarkResult,
+    Bound,
     MeasuredSize,
 )
 from seatrial.model.rule import BOUND, Condition
@@ -357,7 +357,7 @@ class _Candidate:
         ports = f" {hardware.ports} x {hardware.port_gbps:g} Gb/s" if hardware.ports else ""
         return f"between {hardware.nodes} nodes, over the network ({hardware.fabric or 'unknown'}{ports})"
 
-    def _bound(self, label: str) -> BenchmarkBound | None:
+    def _bound(self, label: str) -> Bound | None:
         """The highest bandwidth that the links allow; None if unknown.
 
         On one node: the bound of the links inside the node, at the size ``label``; on several: that of the network.
@@ -373,7 +373,7 @@ class _Candidate:
         usual = default_algorithm(self.operation, self.nodes, nvls=nvls)
         algorithm = NCCL_ALGO_NAMES.get(self.algorithm, self.algorithm) or usual
         network = network_bound(self.operation, algorithm, self.nodes, node)
-        return BenchmarkBound(value=network.value, unit="GB/s", derivation=network.arithmetic) if network else None
+        return Bound(network.value, "GB/s", network.arithmetic) if network else None
 
 
 def _size(verdict: Verdict) -> str:

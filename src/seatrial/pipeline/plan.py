@@ -110,14 +110,9 @@ def make_plan(
     preflight = _preflight(remaining, jobs)
     jobs = [job if job.placement == "control" else job.model_copy(update={"preflight": preflight}) for job in jobs]
     not_run_now = tuple(measurement for name, measurement in not_run.items() if name not in done)
-    return Plan(_in_start_order(jobs), not_run_now, excluded)
-
-
-def _in_start_order(jobs: list[Job]) -> tuple[Job, ...]:
-    """Return the jobs in start order: a job on nodes (its preflight must be first), the control job, then others."""
-    on_nodes = [job for job in jobs if job.placement != "control"]
+    on_nodes = [job for job in jobs if job.placement != "control"]  # the first of them has the preflight
     control = [job for job in jobs if job.placement == "control"]
-    return (*on_nodes[:1], *control, *on_nodes[1:])
+    return Plan((*on_nodes[:1], *control, *on_nodes[1:]), not_run_now, excluded)
 
 
 def _preflight(runnable: Iterable[Check], jobs: Iterable[Job]) -> Preflight:
@@ -262,19 +257,16 @@ def _skip_or_error(check: Check, config: Config, node_gpus: NodeGpus, nodes: int
         return None
     if node_gpus.gpu_error:
         return Measurement(check=check.name, subject=CLUSTER, error=node_gpus.gpu_error)
+    world_size, reason = nodes * _ranks_per_node(config, node_gpus), ""
     if check.needs.gpus and not node_gpus.usable_gpus:
-        reason = "none found, and cluster.gpus_per_node is not set"
-        if config.cluster.gpus_per_node == 0:
-            reason = "cluster.gpus_per_node is 0"
-        return Measurement(check=check.name, subject=CLUSTER, skipped=f"needs GPUs: {reason}")
-    world_size = nodes * _ranks_per_node(config, node_gpus)
-    if world_size < check.needs.min_ranks:
+        is_zero = config.cluster.gpus_per_node == 0
+        found = "cluster.gpus_per_node is 0" if is_zero else "none found, and cluster.gpus_per_node is not set"
+        reason = f"needs GPUs: {found}"
+    elif world_size < check.needs.min_ranks:
         reason = f"needs {check.needs.min_ranks} ranks, this trial has {world_size}"
-        return Measurement(check=check.name, subject=CLUSTER, skipped=reason)
-    if check.needs.shared_folder and not config.has_shared_folder(check.name):
+    elif check.needs.shared_folder and not config.has_shared_folder(check.name):
         reason = "pods share no folder: set kubernetes.claim"
-        return Measurement(check=check.name, subject=CLUSTER, skipped=reason)
-    return None
+    return Measurement(check=check.name, subject=CLUSTER, skipped=reason) if reason else None
 
 
 def _ranks_per_node(config: Config, node_gpus: NodeGpus) -> int:

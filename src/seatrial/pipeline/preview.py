@@ -64,7 +64,7 @@ def prepare(request: Request, path: Path) -> tuple[tuple[Job, str], ...]:
     settings, this_host = request.config, planning_host(request.config)
     plausibility.validate_thresholds(settings, catalog(), this_host.gpu_models(settings), load_baseline(settings))
     plan = plan_request(request, this_host)
-    run_dir.save_machine(this_host.machine(settings))
+    run_dir.save(this_host.machine(settings))
     by_user = [job for job in plan.jobs if job.placement != "control"]
     write_scripts(settings, plan.jobs, run_dir.path)
     return rendered_jobs(settings, by_user, run_dir.path)

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import JsonValue, ValidationError
+from pydantic import ValidationError
 
 from seatrial.checks import catalog
 from seatrial.config import layers
@@ -25,6 +25,7 @@ from seatrial.model import (
     Baseline,
     BasisKind,
     Decision,
+    Finding,
     Job,
     Measurement,
     MissingNode,
@@ -71,6 +72,18 @@ def rejudge(
         plausibility.validate_baseline(baseline, catalog())
         if mismatch := site_baseline.gpu_model_error(baseline, gpu_models(trial.measurements)):
             raise UsageError(mismatch)
+    judged = with_verdicts(trial, settings, baseline, other_options)
+    run = judged_run(judged, settings)
+    return with_findings(judged, run, refreshed_findings(trial, run))
+
+
+def with_verdicts(
+    trial: Trial, settings: Config, baseline: Baseline | None, other_verdicts: tuple[Verdict, ...] = ()
+) -> Trial:
+    """Return the record with the verdicts on its measurements, its insights and its decision.
+
+    ``settings``: the config of the record, validated. ``other_verdicts`` are added.
+    """
     verdicts = judge(
         settings,
         trial.jobs,
@@ -79,35 +92,24 @@ def rejudge(
         trial.excluded_checks,
         baseline,
         retries=trial.retries,
-        site_includes_run=includes_run(baseline, trial.host, trial.started, trial.measurements),
+        site_includes_run=_includes_run(baseline, trial),
     )
-    verdicts += search_verdicts(trial.localization, catalog()) + other_options
-    decision = make_decision(
-        settings,
-        trial.measurements,
-        verdicts,
-        trial.excluded_checks,
-        jobs=trial.jobs,
-        environment=trial.environment,
-        stop_reason=trial.stop_reason,
-        gpu_error=trial.gpu_error,
-        missing_nodes=trial.missing_nodes,
-        baseline=baseline,
-        origins=trial.origins,
-    )
+    verdicts += search_verdicts(trial.localization, catalog()) + other_verdicts
     insights = trial_insights(settings, trial.measurements, catalog(), baseline)
-    run = Run(verdicts, trial.measurements, catalog(), node_prefix(settings), trial.localization)
-    findings = refreshed_findings(trial, run)
+    decision = make_decision(trial, settings, verdicts, baseline)
+    update = {"verdicts": verdicts, "insights": insights, "baseline": baseline, "decision": decision}
+    return trial.model_copy(update=update)
+
+
+def judged_run(trial: Trial, settings: Config) -> Run:
+    """Return what diagnose reads of a judged record."""
+    return Run(trial.verdicts, trial.measurements, catalog(), node_prefix(settings), trial.localization)
+
+
+def with_findings(trial: Trial, run: Run, findings: tuple[Finding, ...]) -> Trial:
+    """Return the judged record with these findings, and with notes on the search for slow nodes."""
     notes = search_notes(run, findings)
-    return trial.model_copy(
-        update={
-            "verdicts": verdicts,
-            "decision": decision,
-            "baseline": baseline,
-            "insights": (*insights, *notes),
-            "findings": findings,
-        }
-    )
+    return trial.model_copy(update={"findings": findings, "insights": (*trial.insights, *notes)})
 
 
 def _with_checks_of(
@@ -165,48 +167,38 @@ def load_baseline(settings: Config) -> Baseline | None:
     return site_baseline.load(Path(settings.baseline), catalog()) if settings.baseline else None
 
 
-def includes_run(site: Baseline | None, host: str, started: float, measurements: Sequence[Measurement]) -> bool:
-    """Return whether the site baseline was learned from the run with these measurements."""
-    return site is not None and site.includes(site_baseline.learned_run("", host, started, measurements))
+def _includes_run(site: Baseline | None, trial: Trial) -> bool:
+    """Return whether the site baseline was learned from the run of the record."""
+    if site is None:
+        return False
+    return site.includes(site_baseline.learned_run("", trial.host, trial.started, trial.measurements))
 
 
 def make_decision(
-    settings: Config,
-    measurements: Sequence[Measurement],
-    verdicts: Sequence[Verdict],
-    excluded_checks: Mapping[str, str],
-    *,
-    jobs: Sequence[Job],
-    environment: Mapping[str, JsonValue],
-    stop_reason: str,
-    gpu_error: str,
-    missing_nodes: Sequence[MissingNode] = (),
-    baseline: Baseline | None = None,
-    origins: Mapping[str, str] = {},
+    trial: Trial, settings: Config, verdicts: Sequence[Verdict], baseline: Baseline | None = None
 ) -> Decision:
     """Return the decision on these verdicts, with the tested hardware and the list of metrics without a threshold."""
     required = {name: check.required for name, check in settings.checks.items()}
-    without_threshold = metrics_without_threshold(catalog(), measurements, verdicts)
-    conflict = "" if gpu_error else device_conflict(settings, jobs, environment)
-    marks = [*_lax_thresholds(settings, verdicts, origins), *_weaker_than_shipped(settings, origins.get("name", ""))]
-    marks += _own_values(verdicts)
-    notes = [*_smaller_sizes(jobs)]
+    conflict = "" if trial.gpu_error else device_conflict(settings, trial.jobs, trial.environment)
+    marks = [*_lax_thresholds(settings, verdicts, trial.origins)]
+    marks += [*_weaker_than_shipped(settings, trial.origins.get("name", "")), *_own_values(verdicts)]
+    notes = [*_smaller_sizes(trial.jobs)]
     if baseline:
-        error = site_baseline.gpu_model_error(baseline, gpu_models(measurements))
+        error = site_baseline.gpu_model_error(baseline, gpu_models(trial.measurements))
         notes.append(error or site_baseline.summary(baseline))
     return decide(
         required,
         verdicts,
-        excluded_checks,
-        tested_hardware(settings, jobs, measurements, environment, gpu_error),
-        blockers=(stop_reason, gpu_error, conflict),
-        metrics_without_threshold=without_threshold,
-        cpu_only=cpu_only(jobs),
+        trial.excluded_checks,
+        tested_hardware(settings, trial.jobs, trial.measurements, trial.environment, trial.gpu_error),
+        blockers=(trial.stop_reason, trial.gpu_error, conflict),
+        metrics_without_threshold=metrics_without_threshold(catalog(), trial.measurements, verdicts),
+        cpu_only=cpu_only(trial.jobs),
         notes=notes,
         marks=marks,
         cpu_only_requested=settings.cluster.gpus_per_node == 0,
-        unknown_gpus=unknown_gpus(measurements),
-        untested_nodes=_untested_nodes(settings, jobs, missing_nodes),
+        unknown_gpus=unknown_gpus(trial.measurements),
+        untested_nodes=_untested_nodes(settings, trial.jobs, trial.missing_nodes),
     )
 
 

@@ -136,7 +136,7 @@ class TrialResults:
         if JOB_FAILURES in measurement.facts:
             failures = redacted(measurement.facts[JOB_FAILURES], self.secrets)
             measurement = measurement.model_copy(update={"facts": {**measurement.facts, JOB_FAILURES: failures}})
-        self.run_dir.save_measurement(measurement)
+        self.run_dir.save(measurement)
         if measurement.check not in self.settings.checks:
             self.localization.append(measurement)
         else:
@@ -163,7 +163,7 @@ class TrialResults:
                 "failures": tuple(JobFailure.model_validate(each) for each in failures),
             }
         )
-        self.run_dir.save_job_result(result)
+        self.run_dir.save(result)
         self.job_results.append(result)
         if result.job == LOCALIZATION_JOB:  # a node lost in this job is not missing: the trial's checks measured it
             return result

@@ -31,7 +31,11 @@ def load_earlier_sessions(results: TrialResults, machine: Machine) -> None:
     discarded_checks = {
         measurement.check
         for measurement in saved.measurements
-        if measurement.error or _metrics_not_reported(measurement) & set(thresholds.get(measurement.check, ()))
+        if measurement.error
+        or any(
+            each.why is Why.UNREADABLE and each.metric in thresholds.get(measurement.check, ())
+            for each in measurement.absent
+        )
     }
     machine_changed = saved.machine != machine
     if machine_changed:
@@ -43,7 +47,7 @@ def load_earlier_sessions(results: TrialResults, machine: Machine) -> None:
     if discarded_checks:
         results.run_dir.discard_checks(discarded_checks)
     if machine_changed:  # after discard_checks: a kill in between must not mix results of two machines
-        results.run_dir.save_machine(machine)
+        results.run_dir.save(machine)
     usable = [measurement for measurement in saved.measurements if measurement.check not in discarded_checks]
     results.measurements = [measurement for measurement in usable if measurement.check in results.settings.checks]
     results.localization = [measurement for measurement in usable if measurement.check not in results.settings.checks]
@@ -53,11 +57,6 @@ def load_earlier_sessions(results: TrialResults, machine: Machine) -> None:
         if measurement.gpu_uuid and "/gpu" in measurement.subject:
             results.gpus.setdefault(measurement.subject, measurement)
             results.refuse_other_gpu(measurement)
-
-
-def _metrics_not_reported(measurement: Measurement) -> set[str]:
-    """Return the metrics that the check measured but did not report, since their samples vary too much."""
-    return {each.metric for each in measurement.absent if each.why is Why.UNREADABLE}
 
 
 def _description(machine: Machine, other: Machine) -> str:

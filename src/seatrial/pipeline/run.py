@@ -8,41 +8,34 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from seatrial import __version__, report, telemetry
 from seatrial.checks import catalog
 from seatrial.diagnose import diagnose
-from seatrial.diagnose.causes import Run
 from seatrial.diagnose.signatures import check_signatures
-from seatrial.diagnose.slow_nodes import search_notes
 from seatrial.diagnose.throttling import throttling_findings
-from seatrial.judge import checks_to_retry, judge, plausibility, search_verdicts
-from seatrial.judge.insights import trial_insights
+from seatrial.judge import checks_to_retry, judge, plausibility
 from seatrial.judge.retry import MAX_RETRIES, complete_retries
-from seatrial.launch import check_access, node_prefix, node_shortage, select_launcher
+from seatrial.launch import check_access, node_shortage, select_launcher
 from seatrial.launch.watch import run_job
 from seatrial.model import (
     Baseline,
     Decision,
     DecisionValue,
-    Finding,
-    Insight,
     Job,
     JobState,
     Measurement,
     Session,
     Timing,
     Trial,
-    Verdict,
     worst,
 )
-from seatrial.model.telemetry import Telemetry
 from seatrial.pipeline.localization import localize
 from seatrial.pipeline.node_environments import node_environments
 from seatrial.pipeline.plan import LOCALIZATION_JOB, Plan, jobs_as_run, retry_jobs
 from seatrial.pipeline.preview import planned_notes
-from seatrial.pipeline.rejudge import includes_run, load_baseline, make_decision
+from seatrial.pipeline.rejudge import judged_run, load_baseline, with_findings, with_verdicts
 from seatrial.pipeline.results import Display, JobNotStarted, TrialResults
 from seatrial.pipeline.resume import finished_record, load_earlier_sessions, remaining_plan, startable_plan
 from seatrial.pipeline.run_directory import RunDir
@@ -103,7 +96,8 @@ def run(run_dir: RunDir, display: Display) -> Trial:
     # a Ctrl-C between two report files would leave files that contradict each other
     with signals.stop_signals_ignored():
         results.sort()
-        trial = _trial(results, plan, this_host, _assess(plan, results, baseline), process_start)
+        trial = _assessed(_record(results, plan, this_host), results, baseline)
+        trial = _with_durations(trial, results, process_start)
         if nothing_measured and (recorded := finished_record(results.run_dir.path, trial)):
             run_dir.is_unchanged = True
             return recorded
@@ -129,50 +123,52 @@ def show_completed_check(results: TrialResults, check: str) -> None:
     results.display.show_outcome(check, outcome, reason, seconds)
 
 
-@dataclass(frozen=True)
-class _Assessment:
-    """Verdicts, insights, findings and telemetry summary of the measurements."""
+def _record(results: TrialResults, plan: Plan, this_host: ThisHost) -> Trial:
+    """Return the record of what was measured, without verdicts, findings and durations."""
+    request, settings, secrets = results.run_dir.request, results.settings, results.secrets
+    nodes = node_environments(results.run_dir.path, settings.container)
+    return Trial(
+        seatrial=__version__,
+        name=settings.name,
+        command=redacted(request.command, secrets),
+        host=socket.gethostname(),
+        started=request.started,
+        seconds=0,
+        config=redacted(settings.model_dump(mode="json"), secrets),
+        origins=request.origins,
+        environment=redacted(this_host.facts | {"nodes": nodes}, secrets),
+        jobs=tuple(job.without_secrets() for job in plan.jobs),
+        excluded_checks=plan.excluded_checks,
+        stop_reason=results.stop_reason,
+        gpu_error=this_host.gpu_error(settings),
+        missing_nodes=tuple(results.missing_nodes.values()),
+        results=tuple(results.job_results),
+        measurements=tuple(results.measurements),
+        retries=tuple(results.retries),
+        localization=tuple(results.localization),
+        verdicts=(),
+        findings=(),
+        timings=(),
+        decision=Decision(value=DecisionValue.INCOMPLETE, reason="not judged"),
+    )
 
-    baseline: Baseline | None
-    verdicts: tuple[Verdict, ...]
-    insights: tuple[Insight, ...]
-    findings: tuple[Finding, ...]
-    telemetry: Telemetry | None
 
-
-def _assess(plan: Plan, results: TrialResults, baseline: Baseline | None) -> _Assessment:
-    settings, measurements, retries = results.settings, results.measurements, results.retries
-    started = results.run_dir.request.started
+def _assessed(trial: Trial, results: TrialResults, baseline: Baseline | None) -> Trial:
+    """Return the record with verdicts, insights, findings, decision and telemetry summary."""
+    settings, run_dir = results.settings, results.run_dir.path
     with results.timed("judge"), gc_paused():
-        verdicts = judge(
-            settings,
-            plan.jobs,
-            measurements,
-            catalog(),
-            plan.excluded_checks,
-            baseline,
-            retries=retries,
-            site_includes_run=includes_run(baseline, socket.gethostname(), started, measurements),
-        )
-        verdicts += search_verdicts(results.localization, catalog())
-        insights = trial_insights(settings, measurements, catalog(), baseline)
+        trial = with_verdicts(trial, settings, baseline)
     with results.timed("diagnose"):
-        run = Run(verdicts, measurements, catalog(), node_prefix(settings), results.localization)
-        findings = diagnose(run, results.job_results, retries, results.run_dir.path)
-        notes = search_notes(run, findings)
+        run = judged_run(trial, settings)
+        trial = with_findings(trial, run, diagnose(run, trial.results, trial.retries, run_dir))
     with results.timed("telemetry"):
-        summary = _telemetry_summary(plan, results)
-    findings = (*findings, *throttling_findings(summary, catalog(), findings))
-    return _Assessment(baseline, verdicts, (*insights, *notes), findings, summary)
-
-
-def _telemetry_summary(plan: Plan, results: TrialResults) -> Telemetry | None:
-    """Return the telemetry summary of all jobs of the trial, including earlier sessions; show its warnings."""
-    phases = {name: str(check.phase) for name, check in catalog().items()}
-    summary = telemetry.summarize_run(results.run_dir.path, plan.jobs, results.measurements, phases)
+        phases = {name: str(check.phase) for name, check in catalog().items()}
+        summary = telemetry.summarize_run(run_dir, trial.jobs, trial.measurements, phases)
     for warning in summary.warnings if summary else ():
         results.display.warn(warning)
-    return summary
+    findings = (*trial.findings, *throttling_findings(summary, catalog(), trial.findings))
+    shown = tuple(finding.without_secrets(results.secrets) for finding in findings)
+    return trial.model_copy(update={"findings": shown, "telemetry": summary})
 
 
 def _discard_incomplete_retries(results: TrialResults) -> None:
@@ -283,61 +279,24 @@ def _record_stop_reason(results: TrialResults) -> Iterator[None]:
         results.display.warn(f"{results.stop_reason}. Measurements so far are saved; run: seatrial run --resume {path}")
 
 
-def _trial(
-    results: TrialResults, plan: Plan, this_host: ThisHost, assessment: _Assessment, process_start: float
-) -> Trial:
-    """Return the record of the trial. ``process_start``: start of this process, in seconds of time.monotonic()."""
-    request, settings = results.run_dir.request, results.settings
-    config = settings.model_dump(mode="json")
-    gpu_error, nodes = this_host.gpu_error(settings), node_environments(results.run_dir.path, settings.container)
+def _with_durations(trial: Trial, results: TrialResults, process_start: float) -> Trial:
+    """Return the record with all sessions. ``process_start``: of this session, in seconds of time.monotonic()."""
+    seconds = time.monotonic() - process_start
     session = Session(
-        started=time.time() - (time.monotonic() - process_start),
-        seconds=time.monotonic() - process_start,
+        started=time.time() - seconds,
+        seconds=seconds,
         command=redacted(("seatrial", *sys.argv[1:]), results.secrets),
         stop_reason=results.stop_reason,
         overhead=tuple(results.timings),
     )
     sessions = (*results.sessions, session)
     overhead = [timing for session in sessions for timing in session.overhead]
-    return Trial(
-        seatrial=__version__,
-        name=settings.name,
-        command=redacted(request.command, results.secrets),
-        host=socket.gethostname(),
-        started=request.started,
-        seconds=sum(session.seconds for session in sessions),
-        config=redacted(config, results.secrets),
-        origins=request.origins,
-        environment=redacted(this_host.facts | {"nodes": nodes}, results.secrets),
-        jobs=tuple(job.without_secrets() for job in plan.jobs),
-        excluded_checks=plan.excluded_checks,
-        stop_reason=results.stop_reason,
-        gpu_error=gpu_error,
-        missing_nodes=tuple(results.missing_nodes.values()),
-        baseline=assessment.baseline,
-        sessions=sessions,
-        results=tuple(results.job_results),
-        measurements=tuple(results.measurements),
-        retries=tuple(results.retries),
-        localization=tuple(results.localization),
-        verdicts=assessment.verdicts,
-        findings=tuple(finding.without_secrets(results.secrets) for finding in assessment.findings),
-        insights=assessment.insights,
-        telemetry=assessment.telemetry,
-        timings=(*overhead, *_check_timings(results)),
-        decision=make_decision(
-            settings,
-            results.measurements,
-            assessment.verdicts,
-            plan.excluded_checks,
-            jobs=plan.jobs,
-            environment=this_host.facts,
-            stop_reason=results.stop_reason,
-            gpu_error=gpu_error,
-            missing_nodes=tuple(results.missing_nodes.values()),
-            baseline=assessment.baseline,
-            origins=request.origins,
-        ),
+    return trial.model_copy(
+        update={
+            "seconds": sum(session.seconds for session in sessions),
+            "sessions": sessions,
+            "timings": (*overhead, *_check_timings(results)),
+        }
     )
 
 
@@ -355,7 +314,7 @@ def _check_timings(results: TrialResults) -> list[Timing]:
 def _write_reports(trial: Trial, results: TrialResults) -> Trial:
     """Write the reports and return the trial; an ACCEPTED trial whose record cannot be written is INCOMPLETE."""
     try:
-        results.run_dir.save_session(trial.sessions[-1])
+        results.run_dir.save(trial.sessions[-1])
         trial = trial.model_copy(update={"manifest": results.run_dir.manifest()})
         with results.timed("report"):
             report.render_all(trial)

@@ -34,7 +34,9 @@ from seatrial.util.text import and_more
 _JOURNAL, _RANK_JOURNALS = "measurements.jsonl", "jobs/*/attempt*/rank*.jsonl"
 # A JSON object with any of these keys is taken for a trial.json
 _RECORD_KEYS = {"schema_version", "seatrial", "measurements", "verdicts", "seconds"}
-_DISCARDED_CHECKS, _DISCARDED_RETRIES = "discarded_checks", "discarded_retries"  # keys of records in measurements.jsonl
+# Keys of records in measurements.jsonl
+_RECORDS = {"measurement": Measurement, "result": JobResult, "session": Session, "machine": Machine}
+_DISCARDED_CHECKS, _DISCARDED_RETRIES = "discarded_checks", "discarded_retries"
 
 
 class Request(Frozen):
@@ -69,7 +71,8 @@ class RunDir:
         self.request = request
         self.is_unchanged = False  # set by a resumed run that had nothing to measure and kept the recorded trial
         self._journal = Journal(path / _JOURNAL)
-        self._lock()
+        if not journal.lock(self._journal.fileno(), path):
+            raise UsageError(f"{path} is in use by another seatrial process")
 
     @classmethod
     def create(cls, path: Path, request: Request) -> RunDir:
@@ -149,18 +152,10 @@ class RunDir:
             (self.path / "run.json").unlink()
             self.path.rmdir()
 
-    def save_measurement(self, measurement: Measurement) -> None:
-        """Append a measurement and flush it to disk. Raises OSError."""
-        self._journal.append({"measurement": measurement.model_dump(mode="json")})
-
-    def save_job_result(self, result: JobResult) -> None:
-        self._journal.append({"result": result.model_dump(mode="json")})
-
-    def save_session(self, session: Session) -> None:
-        self._journal.append({"session": session.model_dump(mode="json")})
-
-    def save_machine(self, machine: Machine) -> None:
-        self._journal.append({"machine": machine.model_dump(mode="json")})
+    def save(self, record: Measurement | JobResult | Session | Machine) -> None:
+        """Append a record and flush it to disk. Raises OSError."""
+        key = next(key for key, kind in _RECORDS.items() if isinstance(record, kind))
+        self._journal.append({key: record.model_dump(mode="json")})
 
     def discard_checks(self, checks: Iterable[str]) -> None:
         """Record that all measurements of these checks so far, and their retries, no longer count."""
@@ -174,17 +169,20 @@ class RunDir:
         """Return the saved run. After a kill, some measurements are only in a rank's journal: they are saved first."""
         saved = SavedRun()
         records, saved.warnings = journal.read(self._journal.path)
-        saved_keys = {_measurement_key(record) for record in records}
+        earlier = list(map(_measurement, records))
+        saved_keys = set(map(_measurement_key, earlier))
         new_records: list[journal.Record] = []
         for path in sorted(self.path.glob(_RANK_JOURNALS)):
             rank_records, warnings = journal.read(path)
             saved.warnings += warnings
-            new_records += [
-                record for record in rank_records if _is_success(record) and _measurement_key(record) not in saved_keys
-            ]
+            for record in rank_records:
+                fields = _measurement(record)
+                # ``run_job`` has already recorded the errors of ranks
+                if fields and not fields.get("error") and _measurement_key(fields) not in saved_keys:
+                    new_records.append(record)
         # with launcher torchrun, a check has an ERROR until the user starts its ranks; their measurements replace it
-        newly_measured = {_check_and_discard_key(record) for record in new_records}
-        replaced_errors = newly_measured & {_check_and_discard_key(record) for record in records if _is_error(record)}
+        newly_measured = {_check_and_discard_key(_measurement(record)) for record in new_records}
+        replaced_errors = newly_measured & {_check_and_discard_key(each) for each in earlier if each.get("error")}
         for discard_key in (_DISCARDED_CHECKS, _DISCARDED_RETRIES):
             if checks := sorted(check for check, key in replaced_errors if key == discard_key):
                 new_records.insert(0, {discard_key: checks})
@@ -197,10 +195,6 @@ class RunDir:
         """Return the SHA-256 of each file with results: the journals of the run and of all ranks. Raises OSError."""
         files = (self._journal.path, *sorted(self.path.glob(_RANK_JOURNALS)))
         return {str(file.relative_to(self.path)): _file_digest(file) for file in files}
-
-    def _lock(self) -> None:
-        if not journal.lock(self._journal.fileno(), self.path):
-            raise UsageError(f"{self.path} is in use by another seatrial process")
 
 
 def read_saved_run(path: Path) -> SavedRun:
@@ -293,30 +287,19 @@ def _check_unchanged(path: Path, text: str) -> None:
         raise UsageError(f"--resume {path}: run.json {reason}; start a new run: seatrial run")
 
 
-def _measurement_key(record: journal.Record) -> tuple[object, ...]:
-    """Return the fields that identify a measurement; for any other record, its ``measurement`` value as text."""
-    measurement = record.get("measurement")
-    if not isinstance(measurement, dict):
-        return (repr(measurement),)
+def _measurement(record: journal.Record) -> dict[str, Any]:
+    """Return the fields of a measurement; empty for any other record."""
+    fields = record.get("measurement")
+    return fields if isinstance(fields, dict) else {}
+
+
+def _measurement_key(measurement: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the fields that identify a measurement."""
     return tuple(repr(measurement.get(name)) for name in ("check", "subject", "rank", "started"))
 
 
-def _is_success(record: journal.Record) -> bool:
-    """Return whether a record is a measurement without error. ``run_job`` has already recorded the errors of ranks."""
-    measurement = record.get("measurement")
-    return isinstance(measurement, dict) and not measurement.get("error")
-
-
-def _is_error(record: journal.Record) -> bool:
-    measurement = record.get("measurement")
-    return isinstance(measurement, dict) and bool(measurement.get("error"))
-
-
-def _check_and_discard_key(record: journal.Record) -> tuple[str, str]:
-    """Return the check of a measurement record, and the key of the record that discards the measurement."""
-    measurement = record.get("measurement")
-    if not isinstance(measurement, dict):
-        return "", ""
+def _check_and_discard_key(measurement: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the check of a measurement, and the key of the record that discards the measurement."""
     return str(measurement.get("check")), _DISCARDED_RETRIES if measurement.get("retry") else _DISCARDED_CHECKS
 
 

@@ -11,6 +11,7 @@ from seatrial import __version__
 from seatrial.config import topology
 from seatrial.config.schema import Config, JobPlacement
 from seatrial.discover import gpu, slurm
+from seatrial.discover.nvml import Gpu
 from seatrial.discover.slurm_nodes import candidate_nodes, gpus_per_node
 from seatrial.launch import runs_remotely
 from seatrial.model import Machine, SeatrialError, Topology, UsageError
@@ -101,7 +102,7 @@ class ThisHost:
         gpus = tuple(device.uuid or f"gpu{device.index}" for device in self.visible_gpus(settings))
         return Machine(host=socket.gethostname(), gpus=gpus, versions=self._versions())
 
-    def visible_gpus(self, settings: Config) -> tuple[gpu.Gpu, ...]:
+    def visible_gpus(self, settings: Config) -> tuple[Gpu, ...]:
         """Return the GPUs that CUDA_VISIBLE_DEVICES of the trial's ``env``, else of this process, selects."""
         return gpu.cuda_visible(self.gpus, {**os.environ, **settings.env})
 

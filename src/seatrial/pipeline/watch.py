@@ -7,10 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -43,28 +41,18 @@ _SILENT_S = 30.0  # a rank without a heartbeat for this long is silent: it write
 _SILENT_STEPS = 5
 
 
-@dataclass
-class Watcher:
+class Watcher(ExitStack):
     """Reads the status of ``target``: a job ID of Slurm, a folder of `seatrial train run`, or a run directory.
 
     ``interval_s``: seconds between two reads of GPU use; 0 for one read. Use a Watcher as a context: the exit from the
     context ends the srun step that reads the GPU use.
     """
 
-    target: str
-    log_lines: int
-    interval_s: float
-    _stack: ExitStack = field(default_factory=ExitStack)
-    _step: GpuUseStep | None = None
-    _step_job: str = ""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
+    def __init__(self, target: str, log_lines: int, interval_s: float) -> None:
+        super().__init__()
+        self.target, self.log_lines, self.interval_s = target, log_lines, interval_s
+        self._step: GpuUseStep | None = None
+        self._step_job = ""
 
     def status(self) -> JobStatus:
         """Return the present status. Raises UsageError for an unknown target, SlurmUnavailable if Slurm fails."""
@@ -139,7 +127,8 @@ class Watcher:
         )
 
     def _run_directory(self, run_dir: Path) -> JobStatus:
-        trial, attempt = run_dir / "trial.json", _latest_attempt(run_dir)
+        attempts = (path for path in run_dir.glob("jobs/*/attempt*") if path.is_dir())
+        trial, attempt = run_dir / "trial.json", max(attempts, key=_modified, default=None)
         status = JobStatus(target=self.target, title=f"run {run_dir}", state="no data yet")
         if trial.exists() and (attempt is None or _modified(trial) >= _modified(attempt)):
             reason = f"its decision: seatrial judge {run_dir}"
@@ -178,7 +167,7 @@ class Watcher:
         if self._step is None or self._step_job != job.id or self.interval_s == 0:
             try:
                 step = gpu_use_step(job.id, job.node_count or 1, self.interval_s)
-                self._step, self._step_job = self._stack.enter_context(step), job.id
+                self._step, self._step_job = self.enter_context(step), job.id
             except SeatrialError as error:
                 return (), f"GPU use: {error}"
             wait_s = FIRST_ANSWER_S
@@ -251,11 +240,6 @@ def _head(log: Path) -> str:
 def _last_lines(log: Path, count: int) -> list[str]:
     lines = tail_lines(log, count, _LOG_TAIL_BYTES)
     return str(redacted("\n".join(lines), secret_values())).split("\n") if lines else []
-
-
-def _latest_attempt(run_dir: Path) -> Path | None:
-    attempts = [path for path in run_dir.glob("jobs/*/attempt*") if path.is_dir()]
-    return max(attempts, key=_modified, default=None)
 
 
 def _rank_statuses(attempt: Path, job: Job) -> tuple[Counter[str], set[str], int]:

@@ -111,7 +111,8 @@ def merge_samples(folder: Path) -> str:
     compressed, merged_keys, skipped_lines = io.BytesIO(), set[object](), 0
     with gzip.open(compressed, "wb") as file:
         for line in (*_merged_lines(folder / TELEMETRY_FILE), *_new_lines(sample_files)):
-            device = _parse_object(line)
+            parsed = _parse_json(line)
+            device: _Line = parsed if isinstance(parsed, dict) else {}
             first_times = repr(device.get("time"))[:40]  # two samplers of one attempt and rank began at different times
             key = (device.get("attempt"), device.get("rank"), device.get("device"), first_times)
             if device and key not in merged_keys:  # duplicate if an earlier call was killed before it removed the files
@@ -248,8 +249,3 @@ def _parse_json(text: bytes) -> object:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
-
-
-def _parse_object(text: bytes) -> _Line:
-    value = _parse_json(text)
-    return value if isinstance(value, dict) else {}

@@ -23,7 +23,7 @@ from seatrial.discover.nvml import (
     Gpu,
     NvmlReader,
     NvmlUnavailableError,
-    error_kind,
+    nvlink_states,
     nvml_session,
     read_load,
 )
@@ -58,7 +58,8 @@ class GpuGauges:
         self.device = f"gpu{index}"
         self._nvml, self._handle = nvml, handle
         self._reader = NvmlReader(nvml)
-        self._link_queries = _queries_per_link(nvml, handle)
+        active = [link for link, state in nvlink_states(nvml, handle) if state is True]
+        self._link_queries = [(field, link) for link in active for field in _byte_fields(nvml)]
         # Sums over all links need fewer queries, if the driver returns correct ones. True until this is known; False
         # for one link, which needs no sum
         self._sum_untested = len(self._link_queries) > 2
@@ -124,19 +125,6 @@ class GpuGauges:
         if seconds < MIN_INTERVAL_S or min(new_kib) < 0:
             return {}
         return {field: kib * _KIB / seconds / 1e9 for field, kib in zip(fields, new_kib, strict=True)}
-
-
-def _queries_per_link(nvml: Any, handle: Any) -> list[tuple[int, int]]:
-    """Return two (field, link) queries for each link that is up: bytes received, then bytes sent."""
-    active_links = []
-    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-        try:
-            if nvml.nvmlDeviceGetNvLinkState(handle, link):
-                active_links.append(link)
-        except nvml.NVMLError as error:
-            if error_kind(error) == "NotSupported":
-                break
-    return [(field, link) for link in active_links for field in _byte_fields(nvml)]
 
 
 def _fewest_queries(nvml: Any, handle: Any, per_link: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -41,12 +41,13 @@ def plural(count: int, noun: str, nouns: str = "") -> str:
 
 def rank_list(ranks: Iterable[int], limit: int = 16) -> str:
     """Return ranks as text, with ranges: ``rank 3``, ``ranks 0-2, 5``; of more than ``limit`` ranges only the first."""
-    ranges: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if ranges and rank == ranges[-1][1] + 1:
-            ranges[-1][1] = rank
-        else:
-            ranges.append([rank, rank])
-    is_one = len(ranges) == 1 and ranges[0][0] == ranges[0][1]
-    texts = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
-    return f"{'rank' if is_one else 'ranks'} {and_more(texts, limit)}"
+    texts = number_ranges(ranks)
+    return f"{'rank' if len(texts) == 1 and texts[0].isdecimal() else 'ranks'} {and_more(texts, limit)}"
+
+
+def number_ranges(numbers: Iterable[int]) -> list[str]:
+    """Return the ranges of consecutive numbers: {0, 1, 2, 8} → ``0-2``, ``8``."""
+    unique = set(numbers)
+    starts = sorted(number for number in unique if number - 1 not in unique)
+    ends = sorted(number for number in unique if number + 1 not in unique)
+    return [str(start) if start == end else f"{start}-{end}" for start, end in zip(starts, ends, strict=True)]

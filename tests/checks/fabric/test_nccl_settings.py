@@ -16,7 +16,7 @@ from seatrial.checks.check import Context
 from seatrial.checks.fabric import nccl_settings
 from seatrial.checks.fabric.nccl_settings import CHECK, SETTINGS, _nvlink, applicable_settings
 from seatrial.discover import gpu
-from seatrial.discover.gpu import Gpu, NvLink
+from seatrial.discover.nvml import Gpu, NvLink
 from seatrial.hardware.network_time import TcpNetwork
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Outcome, Why

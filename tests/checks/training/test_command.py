@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from seatrial.checks.training.command import CHECK, CommandOptions, log_entries
 from seatrial.config.layers import resolve
 from seatrial.discover import gpu
-from seatrial.discover.gpu import Gpu, GpuFacts
+from seatrial.discover.gpu import GpuFacts
+from seatrial.discover.nvml import Gpu
 from seatrial.model import Measurement, Outcome, Why
 from tests.fakes.slurm import judge, not_passed, run_check
 from tests.paths import ROOT

@@ -19,7 +19,8 @@ from seatrial.checks.check import Check, Context, Options, SkipIf, facts
 from seatrial.checks.declare import Answers, absent, fact, metric, unreadable, value, warning
 from seatrial.discover import gpu as discover
 from seatrial.discover import nvlinks
-from seatrial.discover.gpu import Gpu, GpuFacts
+from seatrial.discover.gpu import GpuFacts
+from seatrial.discover.nvml import Gpu
 from seatrial.model import GPUS_USED, NotApplicable, Phase, Scope, SeatrialError
 
 _HARDWARE_SLOWDOWN = {"hardware slowdown", "hardware thermal slowdown", "hardware power brake"}

@@ -78,9 +78,9 @@ class ProbePods:
 
     def query(self) -> tuple[Pod, ...]:
         """Return the current state of the pods. Raises KubectlError."""
-        from seatrial.discover.kubernetes import parse_pods
+        from seatrial.discover.kubernetes import Pod, parse
 
-        return parse_pods(self.kubectl.get("pods", self.selector))
+        return parse(self.kubectl.get("pods", self.selector), Pod)
 
     def wait_for_results(self, count: int) -> tuple[dict[str, Container], dict[str, str]]:
         """Return pod → what its probe read, when the probes of ``count`` pods have ended, or after a time limit.
@@ -104,9 +104,9 @@ class ProbePods:
 
     def events(self) -> tuple[Event, ...]:
         """Return the events of the pods and their Job. Raises KubectlError."""
-        from seatrial.discover.kubernetes import parse_events
+        from seatrial.discover.kubernetes import Event, parse
 
-        events = parse_events(self.kubectl.get("events"))
+        events = parse(self.kubectl.get("events"), Event)
         return tuple(event for event in events if event.involved_object.name.startswith(self.name))
 
     def delete(self) -> None:

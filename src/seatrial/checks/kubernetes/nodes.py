@@ -79,7 +79,7 @@ def _unusable_reasons(node: KubernetesNode, tolerations: Sequence[Toleration], d
 
 def _barriers(node: KubernetesNode, tolerations: Sequence[Toleration]) -> list[str]:
     """Return why the scheduler places no pod of the trial on the node: cordoned, or its taints."""
-    cordoned = ["cordoned"] if node.spec.unschedulable else []
+    cordoned = ["cordoned"] if node.unschedulable else []
     return cordoned + [f"taint {taint}" for taint in node.untolerated_taints(tolerations)]
 
 
@@ -139,7 +139,7 @@ def _topology_metrics(nodes: Sequence[KubernetesNode]) -> Answers:
 def _version_metrics(nodes: Sequence[KubernetesNode]) -> Answers:
     """Yield for each node whether kubelet, driver or GPU model differ from those of most nodes."""
     value_by_node = {
-        "kubelet_version": {node.name: node.status.node_info.kubelet_version for node in nodes},
+        "kubelet_version": {node.name: node.kubelet_version for node in nodes},
         "driver_version": {node.name: node.driver_version or _NO_LABEL for node in nodes},
         "gpu_model": {node.name: node.labels.get("nvidia.com/gpu.product", _NO_LABEL) for node in nodes},
     }
@@ -187,13 +187,13 @@ def _operator_pods(settings: Kubernetes) -> tuple[list[Pod], list[str]]:
     A namespace that does not exist has no pods. Raises KubectlError for any other error.
     """
     from seatrial.discover.kubectl import Kubectl, KubectlError
-    from seatrial.discover.kubernetes import kubernetes_data, parse_pods
+    from seatrial.discover.kubernetes import Pod, kubernetes_data, parse
 
     pods: list[Pod] = []
     refused = []
     for namespace, pattern in kubernetes_data().operator_namespaces.items():
         try:
-            listed = parse_pods(Kubectl(namespace, settings.context).get("pods"))
+            listed = parse(Kubectl(namespace, settings.context).get("pods"), Pod)
         except KubectlError as error:
             if error.reason != "Forbidden":
                 raise

@@ -23,7 +23,7 @@ from seatrial.checks.check import Check, Context, Options, SkipIf
 from seatrial.checks.declare import Answers, absent, fact, metric, unreadable, value
 from seatrial.checks.training import _results
 from seatrial.discover import gpu
-from seatrial.discover.gpu import Gpu
+from seatrial.discover.nvml import Gpu
 from seatrial.model import NotApplicable, Phase, Scope, SeatrialError
 from seatrial.train import trainer_state
 from seatrial.train.trainer_state import LoggedStep, TrainerState
