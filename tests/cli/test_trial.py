@@ -62,7 +62,7 @@ def test_timings_cover_the_overhead(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
         monkeypatch.setattr(module, name, slow)
 
-    steps = {"discover": "discover", "startable_plan": "plan", "search_verdicts": "judge", "diagnose": "diagnose"}
+    steps = {"discover": "discover", "startable_plan": "plan", "with_verdicts": "judge", "diagnose": "diagnose"}
     for function in steps:
         slow_down(pipeline_run, function)
     slow_down(report, "render_all")

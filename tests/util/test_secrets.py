@@ -85,6 +85,7 @@ def test_value_with_the_form_of_a_secret(value: str) -> None:
         ("train.py --password hunter --steps 5", "train.py --password REDACTED --steps 5"),
         ("train.py '--password=two words' --steps 5", "train.py '--password=REDACTED' --steps 5"),
         ("train.py --wandb=0123456789abcdef --token abc", "train.py --wandb=REDACTED --token REDACTED"),
+        ('["train.py", "--wandb=0123456789abcdef"]', '["train.py", "--wandb=REDACTED"]'),
         (
             '{"auths": {"nvcr.io": {"auth": "bWU6aHVudGVyMg=="}}}',
             '{"auths": {"nvcr.io": {"auth": "REDACTED"}}}',

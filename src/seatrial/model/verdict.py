@@ -1,7 +1,5 @@
 """A verdict and its basis."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, TypeVar, dataclass_transform
 

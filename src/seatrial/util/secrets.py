@@ -184,7 +184,7 @@ class _Redaction:
         pieces, done = [], 0
         for match in _NAME.finditer(text):
             name = match["name"].rstrip("sS") if match["list"] else match["name"]
-            is_secret = is_secret_name(name) or _is_secret_option(match[0].rstrip("= "))
+            is_secret = is_secret_name(name) or _is_secret_option(match[0].strip("\\\"'= "))
             if match.start() >= done and is_secret and (span := _value_span(text, match, name)):
                 pieces += [text[done : span[0]], self._replaced(text[slice(*span)], match["name"])]
                 done = span[1]
