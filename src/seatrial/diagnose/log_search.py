@@ -16,7 +16,7 @@ from functools import cache, partial
 from io import BytesIO
 from typing import Any, NamedTuple
 
-from seatrial.diagnose.line_severity import has_failure_sign, is_healthy
+from seatrial.diagnose.line_severity import has_failure_sign, has_program, is_healthy
 from seatrial.diagnose.log_origin import LogOrigins
 from seatrial.diagnose.log_text import TO_NEWLINES, line_blocks
 from seatrial.diagnose.patterns import cached_database, compile_patterns, reduced_database
@@ -227,6 +227,8 @@ def _line_text(text: bytes, begin: int, end: int) -> str:
 def _is_failure(signature: Signature, text: bytes, begin: int, end: int, candidates: set[_Candidate]) -> bool:
     """Whether a line of ``text`` or one beside it has a sign of a failure, and the next line does not name it.
 
+    A message of a program is one too, since families match words of errors only; its neighbours need not be of errors.
+
     An error without its message, such as "RuntimeError:", is named by a signature that matches the next line.
     """
     line = _line_text(text, begin, end)
@@ -239,7 +241,7 @@ def _is_failure(signature: Signature, text: bytes, begin: int, end: int, candida
     above = text.rfind(b"\n", 0, max(0, begin - 1)) + 1
     below = text.find(b"\n", end + 1)
     beside = (_line_text(text, above, begin), _line_text(text, end + 1, below) if below > 0 else "")
-    return any(map(has_failure_sign, (line, *beside)))
+    return has_program(line) or any(map(has_failure_sign, (line, *beside)))
 
 
 @cache
