@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+
 import pytest
 
-from seatrial.diagnose.signature import Signature, place_of
+from seatrial.diagnose.signature import Match, Signature, place_of
+from seatrial.diagnose.signatures import all_signatures
 
 ROW = {
     "id": "a.b",
@@ -38,6 +42,34 @@ def values(signature: Signature, line: str, *above: str) -> dict[str, str]:
     found = signature.values(line, lambda: above)
     assert found is not None
     return found
+
+
+def test_a_hostile_value_stays_one_word_of_the_command() -> None:
+    """Somebody may paste the command, and anybody may write a line of a log."""
+    command = "srun -N1 hostname; ssh {host} 'uptime; dmesg'; ping {host}"
+    signature = Signature.model_validate({**ROW, "pattern": "host (?P<host>.+)", "first_command": command})
+    hostile = "x; sacct; touch /tmp/P; '$(id)'"
+    quoted = shlex.quote(hostile)
+    assert signature.command({"host": hostile}, has_slurm=False) == f"ssh {quoted} 'uptime; dmesg'; ping {quoted}"
+    assert signature.command({"host": "-oProxyCommand=x"}) == "srun -N1 hostname"
+    assert signature.command({"host": "n1"}) == "srun -N1 hostname; ssh n1 'uptime; dmesg'; ping n1"
+
+
+def test_no_command_has_a_free_value_within_quotes() -> None:
+    """There the quotes of the value would end those of the command. These values are hexadecimal, words or numbers."""
+    for signature in all_signatures():
+        for text in re.findall(r"'[^']*'|\"[^\"]*\"", signature.first_command):
+            names = set(re.findall(r"\{([a-z_]+)\}", text)) if "$(" not in text else set()
+            assert names <= {"bdf", "xid", "attribute", "module", "number"}, signature.id
+
+
+def test_a_secret_is_replaced_before_a_quotation_is_cut() -> None:
+    signature = Signature.model_validate({**ROW, "title": "t: {reason}", "pattern": "E: (?P<reason>.{1,60})"})
+    for words in range(70):
+        line = f"E: {'word ' * words}https://user:s3cr3tPw99LongLong@git.example/x"
+        match = Match(signature=signature, line=line, source="x", values=signature.values(line) or {})
+        finding = match.finding("", "medium")
+        assert "s3cr3t" not in f"{finding.title} {finding.evidence}"
 
 
 def test_title_has_the_values_that_are_known() -> None:

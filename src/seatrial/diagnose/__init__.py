@@ -140,7 +140,7 @@ def explain(matches: Iterable[Match], origins: LogOrigins | None = None) -> tupl
         place = origins.origin(match.line, match.source).name or and_more(places, _MAX_NAMED)
         confidence = "low" if findings and not findings[0].signature else match.confidence
         finding = match.finding(place, confidence, has_slurm=has_slurm)
-        if "{" not in match.signature.title.replace("{option}", "") and (message := _MESSAGE.search(match.line)):
+        if "{" not in match.signature.title.replace("{option}", "") and (message := _MESSAGE.search(match.shown_line)):
             finding = finding.model_copy(update={"title": f'{finding.title}: "{message[1][:_MAX_TITLE]}"'})
         finding = with_confirmations(finding, match, [other for other in all_matches if _is_near(other, match)])
         logs = {each.log for each in same}
@@ -173,10 +173,10 @@ def _first_unknown_error(match: Match, matches: Iterable[Match], origins: LogOri
         place = origins.origin(other.line, other.source).name
         if other.signature.role == "error_line" and other.log == match.log and place in of_process:
             return Finding(
-                title=f"First error, which no signature knows: {other.line[:_MAX_TITLE]}",
+                title=f"First error, which no signature knows: {other.shown_line[:_MAX_TITLE]}",
                 subject=place,
                 confidence="low",
-                evidence=f"The errors after it may follow from it. Log line: {other.line[:MAX_QUOTE]}",
+                evidence=f"The errors after it may follow from it. Log line: {other.shown_line[:MAX_QUOTE]}",
                 fix="Search for the text in the documentation and the issues of the program that wrote the line.",
                 action="none",
                 source=other.source,

@@ -17,7 +17,7 @@ _RAISED_CONFIDENCE: dict[Confidence, Confidence] = {"low": "medium", "medium": "
 def with_confirmations(finding: Finding, match: Match, matches: Sequence[Match]) -> Finding:
     """``finding`` of ``match``, with a higher confidence if a confirmation in ``matches`` supports it."""
     lines = [
-        f"{other.line[:MAX_QUOTE]} ({other.source})"
+        f"{other.shown_line[:MAX_QUOTE]} ({other.source})"
         for other in matches
         if other.signature.role == "confirmation" and other.signature.confirms_signature(match.signature.id)
     ]

@@ -16,6 +16,7 @@ from seatrial.diagnose.errnos import has_speaker
 from seatrial.diagnose.status_rules import Rule, fault
 from seatrial.model import Finding, Frozen
 from seatrial.model.trial import Action, Confidence
+from seatrial.util.secrets import REDACTED, redacted, secret_values
 
 Row = dict[str, Any]  # the fields of a signature, as they are in a file
 # Patterns are applied to this many bytes of a line, since logs may contain lines of any length
@@ -39,6 +40,7 @@ _OPTION = re.compile(
 _MAX_VALUE = 80  # characters of a value in a title
 MAX_QUOTE = 300  # characters of a line in the evidence
 _SLURM_COMMAND = re.compile(r"\b(?:scontrol|sinfo|squeue|sacct|sacctmgr|srun|slurmd)\b")
+_COMMAND_PART = re.compile(r"""(?:[^;"']|"[^"]*"|'[^']*'|;(?! ))+""")  # up to a "; " outside of quotes
 _VALUE = re.compile(r"\{([a-z_]+)\}")  # the name of a value in a template
 _OPTIONAL = re.compile(r"\[([^\[\]]*\{[a-z_]+\}[^\[\]]*)\]")  # a part of a template whose value may be unknown
 
@@ -152,13 +154,16 @@ class Signature(Frozen):
         more = ", ".join(f"{name} {values[name][:_MAX_VALUE]}" for name in others)
         return filled(self.title, values) + (f" ({more})" if more else "")
 
-    def command(self, values: Mapping[str, str]) -> str:
+    def command(self, values: Mapping[str, str], *, has_slurm: bool = True) -> str:
         """The first command with ``values``, without the parts that need a value which is unknown.
 
-        The values are quoted for a shell, since a user may paste the command and anybody may write a line of a log.
+        The values are quoted for a shell, and one that begins with "-" counts as unknown: a user may paste the command,
+        and anybody may write a line of a log. ``has_slurm``: with parts that are commands of Slurm.
         """
-        parts = (part for part in self.first_command.split("; ") if _has_values(part, values))
-        return filled("; ".join(parts), values, shlex.quote)
+        known = {name: value for name, value in values.items() if not value.startswith("-")}
+        parts = (part.strip() for part in _COMMAND_PART.findall(self.first_command) if _has_values(part, known))
+        kept = (part for part in parts if has_slurm or not _SLURM_COMMAND.search(part))
+        return filled("; ".join(kept), known, shlex.quote)
 
 
 class Match(Frozen):
@@ -191,19 +196,26 @@ class Match(Frozen):
         is_kind = self.signature.role in ("family", "general", "cascade", "step")
         return "low" if is_kind else self.signature.confidence
 
+    @cached_property
+    def shown_line(self) -> str:
+        """The line without secrets; replaced before a quotation is cut, since half a secret has no form."""
+        return str(redacted(self.line, secret_values()))
+
     def finding(self, subject: str, confidence: Confidence, *, has_slurm: bool = True) -> Finding:
         """The finding at ``subject``; without commands of Slurm if the system of the log has none (``has_slurm``)."""
-        signature = self.signature
-        title, command = signature.titled(self.values), signature.command(self.values)
-        if not has_slurm:
-            command = "; ".join(part for part in command.split("; ") if not _SLURM_COMMAND.search(part))
+        signature, shown = self.signature, self.shown_line
+        values = {
+            name: REDACTED if value in self.line and value not in shown else value
+            for name, value in self.values.items()
+        }
+        title, command = signature.titled(values), signature.command(values, has_slurm=has_slurm)
         return Finding(
             title=f"{title} in {self.raised_in}" if self.raised_in else title,
             subject=subject,
             confidence=confidence,
-            evidence=f"{signature.cause} Log line: {self.line[:MAX_QUOTE]}",
+            evidence=f"{signature.cause} Log line: {shown[:MAX_QUOTE]}",
             first_command=command,
-            fix=filled(signature.fix, self.values, shlex.quote),
+            fix=filled(signature.fix, values, shlex.quote),
             action=signature.action,
             source=self.source,
             signature=signature.id,

@@ -55,10 +55,12 @@ class Model(Frozen):
     def _name_local_weights(cls, fields: Any) -> Any:
         """The name of local weights is their folder, since FLOPs per token and memory are computed from ``name``."""
         weights = fields.get("weights") if isinstance(fields, Mapping) else None
-        if isinstance(weights, str) and weights != "random" and Path(weights, "config.json").is_file():
-            with suppress(UsageError):  # another kind of model than seatrial's: stack hf compares it with ``name``
-                architecture.load(weights)
-                return {**fields, "name": weights}
+        if isinstance(weights, str) and weights != "random":
+            # UsageError: another kind of model than seatrial's; stack hf compares it with ``name``
+            with suppress(OSError, UsageError):
+                if Path(weights, "config.json").is_file():
+                    architecture.load(weights)
+                    return {**fields, "name": weights}
         return fields
 
     @model_validator(mode="after")
