@@ -28,6 +28,21 @@ def test_weights_of_another_model_are_rejected(tmp_path: Path) -> None:
         weights.from_folder(str(tmp_path), weights.random_weights(0, 0.02))
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "cannot read .*config.json"),
+        ('{"model_type": "gemma"}', "model_type"),
+        ('{"model_type": "llama", "rope_scaling": {"rope_type": "llama3"}}', "rope type 'llama3' is not supported"),
+    ],
+)
+def test_weights_of_a_model_that_cannot_be_built_are_rejected(tmp_path: Path, content: str, reason: str) -> None:
+    save_file({"model.norm.weight": torch.zeros(3)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(UsageError, match=reason):
+        weights.from_folder(str(tmp_path), weights.random_weights(0, 0.02))
+
+
 def test_the_same_seed_gives_the_same_weights() -> None:
     first, repeated, other = (random_decoder("qwen2-tiny", seed).state_dict() for seed in (0, 0, 1))
     assert all(torch.equal(first[name], repeated[name]) for name in first)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from seatrial.model import UsageError
+from seatrial.train import architecture
 from seatrial.train.architecture import Architecture
 from seatrial.train.decoder import Decoder
 from seatrial.util.input_files import read_json
@@ -73,11 +74,13 @@ def huggingface_name(name: str) -> str:
 def from_folder(folder: str, adapter_source: WeightSource) -> WeightSource:
     """The weights in *.safetensors of ``folder``; LoRA adapters come from ``adapter_source``.
 
-    Raises UsageError if the folder has no weights or its index cannot be read. The returned source raises UsageError if
-    a weight is missing, unreadable or has another shape.
+    Raises UsageError if the folder has no weights, its index cannot be read, or its config.json is of a model that
+    cannot be built. The returned source raises UsageError if a weight is missing, unreadable or has another shape.
     """
     from safetensors import SafetensorError, safe_open
 
+    if Path(folder, "config.json").is_file():
+        architecture.load(folder)  # weights of another kind of model can have the same names and shapes
     file_by_name = _file_by_name(Path(folder))
 
     def read(name: str, size: torch.Size, device: torch.device) -> Tensor:
