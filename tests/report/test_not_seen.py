@@ -67,8 +67,8 @@ def test_peers_and_rules_that_only_warn_are_no_limits() -> None:
 def test_all_pages_have_the_line(one_gpu: Trial) -> None:
     line = not_seen(one_gpu)
     assert "% in transfer.host" in line
-    assert "compared with no other" in line
-    assert "all parts" in not_seen(judged("2026-11-28-2xh200-second/quick"))
+    assert "differences between GPUs" in line
+    assert "differences between GPUs" not in not_seen(judged("2026-11-28-2xh200-second/quick"))
     console = Console(width=2000, record=True, file=StringIO())
     terminal.summary(one_gpu, console)
     assert console.export_text().count(line) == 1

@@ -3,7 +3,7 @@
 import ctypes
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Literal
 from uuid import UUID
@@ -95,6 +95,27 @@ class NvmlReader:
             self.permission_denied.add(field)
         if error_kind(error) in _GPU_LOST:
             self.gpu_lost = str(error)
+
+
+class MemoryGrowth:
+    """The growth of the memory in use on GPUs, by all processes, since this object was made.
+
+    ``bytes``: index → the largest growth that a call of ``read`` has seen.
+    """
+
+    def __init__(self, nvml: Any, indices: Iterable[int]) -> None:
+        self.bytes: dict[int, int] = {}
+        self.reader = NvmlReader(nvml)
+        self._handles = {index: nvml.nvmlDeviceGetHandleByIndex(index) for index in indices}
+        self._first: dict[int, int] = {}
+        self.read()
+
+    def read(self) -> None:
+        for index, handle in self._handles.items():
+            version = self.reader.nvml.nvmlMemory_v2
+            if memory := self.reader.query(f"memory of gpu{index}", "nvmlDeviceGetMemoryInfo", handle, version):
+                growth = memory.used - self._first.setdefault(index, memory.used)
+                self.bytes[index] = max(growth, self.bytes.get(index, 0))
 
 
 class NvLink(Frozen):

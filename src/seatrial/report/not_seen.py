@@ -45,8 +45,9 @@ def not_seen(trial: Trial) -> str:
     gpus = max(
         (job.process_count for job in trial.jobs if job.placement == "ranks" and job.device == "cuda"), default=0
     )
-    slow = "the GPU, which is compared with no other," if gpus == 1 else "all parts"
-    parts = [f"{slow} slower than measured by up to {and_more(texts, _MAX_NAMED)}"] if texts else []
+    parts = [f"all parts slower than measured by up to {and_more(texts, _MAX_NAMED)}"] if texts else []
+    if texts and gpus == 1:
+        parts.append("differences between GPUs, since there is one")
     if without := trial.decision.metrics_without_threshold:
         parts.append(f"any slowness in metrics of {plural(len(without), 'check')} that have no limit")
     return "; ".join(parts)

@@ -6,6 +6,7 @@ import shlex
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -18,6 +19,7 @@ from seatrial.discover import gpu
 from seatrial.discover.gpu import GpuFacts
 from seatrial.discover.nvml import Gpu
 from seatrial.model import Measurement, Outcome, Why
+from tests.fakes.nvml import FakeGpu, FakeNvml, nvml_error
 from tests.fakes.slurm import judge, not_passed, run_check
 from tests.paths import ROOT
 from tests.processes import with_enough_time
@@ -72,7 +74,7 @@ def test_loss_and_speed_from_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert metrics["tokens_per_second"] == 1003.5
     assert [series.y for series in measured.series] == [(5.5, 5.0, 4.5, 4.0, 3.5, 3.0)]
     verdicts = outcomes(measured)
-    assert verdicts.pop("artifacts_missing") is Outcome.SKIP
+    assert (verdicts.pop("artifacts_missing"), verdicts.pop("gpu_memory_growth")) == (Outcome.SKIP, Outcome.SKIP)
     assert set(verdicts.values()) == {Outcome.PASS}
     assert "rank: None" in (tmp_path / measured.artifacts[0].path).read_text()
     assert evidence(measured, "exit_code")["exit_reason"] == "exit code 0"
@@ -96,7 +98,9 @@ def test_loss_and_speed_from_trainer_state(tmp_path: Path) -> None:
         **{"loss_first_third": 5.25, "loss_last_third": 3.25, "loss_drop": 2.0},
     }
     assert len(measured.series[0].x) == 6
-    assert set(outcomes(measured).values()) == {Outcome.PASS}
+    verdicts = outcomes(measured)
+    assert verdicts.pop("gpu_memory_growth") is Outcome.SKIP
+    assert set(verdicts.values()) == {Outcome.PASS}
 
 
 def test_command_without_loss_has_only_an_exit_code(tmp_path: Path) -> None:
@@ -182,9 +186,50 @@ def test_time_limit_stops_the_command_and_its_descendants(tmp_path: Path) -> Non
     assert all(process.status() == psutil.STATUS_ZOMBIE for process in remaining)
 
 
-def test_one_run_per_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def two_gpus(monkeypatch: pytest.MonkeyPatch, *memory: Any) -> None:
+    """Two GPUs; ``memory``: for each, NVML's answers on the bytes in use, the last one repeated."""
+
+    def reading(answers: list[Any]) -> Any:
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return SimpleNamespace(used=answer)
+
     gpus = tuple(Gpu(index=index, uuid=f"GPU-{index}") for index in range(2))
     monkeypatch.setattr(gpu, "read_with_timeout", lambda: GpuFacts(gpus=gpus))
+    lists = [list(answers) for answers in memory]
+    fakes = [FakeGpu(nvmlDeviceGetMemoryInfo=lambda _version, each=each: reading(each)) for each in lists]
+    FakeNvml(*fakes).install(monkeypatch)
+
+
+USED = (4_000_000, 600_000_000)
+
+
+@pytest.mark.parametrize(
+    ("memory", "outcome"),
+    [
+        ((USED, USED[:1]), Outcome.PASS),  # one of the GPUs suffices
+        ((USED[:1], (5e9, 5e9, 1e9)), Outcome.FAIL),  # another program holds memory
+        ((USED[:1], [nvml_error("GpuIsLost")]), Outcome.FAIL),
+        (([nvml_error("GpuIsLost")], [nvml_error("GpuIsLost")]), Outcome.ERROR),
+        (([nvml_error("NotSupported")], [nvml_error("NotSupported")]), Outcome.UNJUDGED),
+    ],
+)
+def test_command_that_computes_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: Any, outcome: Outcome
+) -> None:
+    two_gpus(monkeypatch, *memory)
+    assert outcomes(run_check(CHECK, tmp_path, command=["true"]))["gpu_memory_growth"] is outcome
+
+
+def test_command_that_needs_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two_gpus(monkeypatch, USED[:1], USED[:1])
+    verdicts = outcomes(run_check(CHECK, tmp_path, command=["true"], uses_gpu=False))
+    assert verdicts["gpu_memory_growth"] is Outcome.SKIP
+
+
+def test_one_run_per_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two_gpus(monkeypatch, USED, USED)
     measured = trained(tmp_path, per="gpu", log=[LOG], artifacts=["trained"])
     assert measured.error is None
     assert {metric.subject for metric in measured.metrics} == {"login/gpu0", "login/gpu1"}
@@ -194,13 +239,13 @@ def test_one_run_per_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_failure_on_one_gpu_leaves_its_results_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus = tuple(Gpu(index=index, uuid=f"GPU-{index}") for index in range(2))
-    monkeypatch.setattr(gpu, "read_with_timeout", lambda: GpuFacts(gpus=gpus))
+    two_gpus(monkeypatch, USED, USED)
     command = ["sh", "-c", "test $CUDA_VISIBLE_DEVICES = GPU-0 && echo weights > {out}/weights"]
     measured = run_check(CHECK, tmp_path, command=command, per="gpu", artifacts=["weights"])
     assert not_passed(judge(CHECK, measured)) == {
         "exit_code login/gpu1": Outcome.FAIL,
         "artifacts_missing login/gpu1": Outcome.ERROR,
+        "gpu_memory_growth login/gpu1": Outcome.ERROR,
     }
 
 

@@ -13,6 +13,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -20,10 +21,10 @@ from typing import Literal
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from seatrial.checks.check import Check, Context, Options, SkipIf
-from seatrial.checks.declare import Answers, absent, fact, metric, unreadable, value
+from seatrial.checks.declare import Answers, absent, fact, forbidden, metric, unreadable, value
 from seatrial.checks.training import _results
 from seatrial.discover import gpu
-from seatrial.discover.nvml import Gpu
+from seatrial.discover.nvml import Gpu, MemoryGrowth, nvml_session
 from seatrial.model import NotApplicable, Phase, Scope, SeatrialError
 from seatrial.train import trainer_state
 from seatrial.train.trainer_state import LoggedStep, TrainerState
@@ -47,6 +48,7 @@ _POLL_S = 0.5
 _PROGRESS_INTERVAL_S = 15  # seconds in the progress line are a multiple of this, so that the line changes rarely
 _TAIL_CHARS, _REDACTED_CHARS = 600, 20_000
 _RESULTS = ("steps_missing", "nonfinite_steps", "loss_drop", "artifacts_missing")  # metrics of a command that succeeds
+_GPU_MEMORY = "gpu_memory_growth"
 
 
 class CommandOptions(Options):
@@ -56,6 +58,7 @@ class CommandOptions(Options):
         default=(), description="argv, or one string that is split like a shell command line; it runs without a shell"
     )
     per: Literal["node", "gpu"] = Field(default="node", description="one run per node, or one run per GPU concurrently")
+    uses_gpu: bool = Field(default=True, description="on a node with GPUs, the command must use one")
     env: dict[str, str] = Field(default={}, description="environment variables of the command")
     train_limit_s: float = Field(default=1500, gt=0, description="time limit of the command, seconds")
     steps: int | None = Field(
@@ -109,10 +112,14 @@ class CommandOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One execution of a command. ``name`` is for messages; ``log`` receives stdout and stderr; ``folder`` exists."""
+    """One execution of a command. ``name`` is for messages; ``log`` receives stdout and stderr; ``folder`` exists.
+
+    ``gpus``: the GPUs of which the command must use one.
+    """
 
     name: str
     subject: str
+    gpus: Sequence[Gpu]
     argv: tuple[str, ...]
     folder: Path
     log: Path
@@ -121,12 +128,16 @@ class Run:
 
 @dataclass(frozen=True)
 class RunResult:
-    """Result of a run; ``exit_code``: None after a stop at the time limit; ``log_tail``: without secrets."""
+    """Result of a run; ``exit_code``: None after a stop at the time limit; ``log_tail``: without secrets.
+
+    ``gpu_memory``: the growth of the memory in use on the GPUs of the node during all runs; None without GPUs.
+    """
 
     exit_code: int | None
     seconds: float
     log_text: str
     log_tail: str
+    gpu_memory: MemoryGrowth | None
 
 
 def measure(context: Context, options: CommandOptions) -> Answers:
@@ -150,7 +161,7 @@ def measure(context: Context, options: CommandOptions) -> Answers:
     results = run_all(runs, options.train_limit_s, context)
     for run, result in results:
         yield context.artifact(run.log, f"log of the command on {run.subject}")
-        yield from exit_code_and_duration(run, result, options.train_limit_s)
+        yield from metrics_of_process(run, result, options.train_limit_s)
     for run, result in results:
         if result.exit_code:
             configured = (name for name in _RESULTS if name not in not_configured)
@@ -190,7 +201,8 @@ def _create_run(context: Context, options: CommandOptions, gpus: Sequence[Gpu], 
     require_executable(argv[0], options.env.get("PATH"), context.node)
     env = options.env if number is None else {**options.env, "CUDA_VISIBLE_DEVICES": cuda_device(gpus[number])}
     log = folder / "command.log"
-    return Run(name=Path(argv[0]).name, subject=subject, argv=argv, folder=folder, log=log, env=env)
+    used = run_gpus if options.uses_gpu else ()
+    return Run(name=Path(argv[0]).name, subject=subject, gpus=used, argv=argv, folder=folder, log=log, env=env)
 
 
 def new_folder(context: Context, name: str) -> Path:
@@ -233,36 +245,47 @@ def run_all(runs: Sequence[Run], limit_s: float, context: Context) -> list[tuple
     unset = [name for name in os.environ if name in _UNSET or name.startswith("TORCHELASTIC_")]
     children: list[processes.Child] = []
     seconds_by_number: dict[int, float] = {}  # index in ``runs`` → duration, of the runs that have ended
-    started = time.monotonic()
-    try:
-        for run in runs:
-            argv = ["env", *(f"--unset={name}" for name in unset), *run.argv]
-            children.append(processes.start(argv, env=run.env, stdout=run.log, stderr=run.log))
-        while len(seconds_by_number) < len(runs) and (elapsed := time.monotonic() - started) < limit_s:
-            for number, child in enumerate(children):
-                if child.poll() is not None:
-                    seconds_by_number.setdefault(number, elapsed)
-            context.progress(f"{runs[0].name}, {elapsed // _PROGRESS_INTERVAL_S * _PROGRESS_INTERVAL_S:.0f} s")
-            time.sleep(_POLL_S)
-    finally:
-        for child in children:
-            processes.stop(child)
+    gpus = {each.index for run in runs for each in run.gpus}
+    with ExitStack() as stack:
+        memory = MemoryGrowth(stack.enter_context(nvml_session()), gpus) if gpus else None
+        started = time.monotonic()
+        try:
+            for run in runs:
+                argv = ["env", *(f"--unset={name}" for name in unset), *run.argv]
+                children.append(processes.start(argv, env=run.env, stdout=run.log, stderr=run.log))
+            while len(seconds_by_number) < len(runs) and (elapsed := time.monotonic() - started) < limit_s:
+                for number, child in enumerate(children):
+                    if child.poll() is not None:
+                        seconds_by_number.setdefault(number, elapsed)
+                context.progress(f"{runs[0].name}, {elapsed // _PROGRESS_INTERVAL_S * _PROGRESS_INTERVAL_S:.0f} s")
+                if memory:
+                    memory.read()
+                time.sleep(_POLL_S)
+        finally:
+            for child in children:
+                processes.stop(child)
     return [
-        (run, _run_result(run, child, seconds_by_number.get(number), limit_s))
+        (run, _run_result(run, child, seconds_by_number.get(number), limit_s, memory))
         for number, (run, child) in enumerate(zip(runs, children, strict=True))
     ]
 
 
-def _run_result(run: Run, child: processes.Child, seconds: float | None, limit_s: float) -> RunResult:
+def _run_result(
+    run: Run, child: processes.Child, seconds: float | None, limit_s: float, memory: MemoryGrowth | None
+) -> RunResult:
     text = run.log.read_text(encoding="utf-8", errors="replace")
     end = text.strip()[-_REDACTED_CHARS:]
     # redacted before the cut: half a secret has neither its value nor its form
     tail = redacted(end, secret_values({"env": run.env, "options": run.argv}))[-_TAIL_CHARS:]
-    return RunResult(None, limit_s, text, tail) if seconds is None else RunResult(child.poll(), seconds, text, tail)
+    exit_code = None if seconds is None else child.poll()
+    return RunResult(exit_code, limit_s if seconds is None else seconds, text, tail, memory)
 
 
-def exit_code_and_duration(run: Run, result: RunResult, limit_s: float) -> Answers:
-    """The metrics of the process. Raises SeatrialError after the time limit or on a full disk."""
+def metrics_of_process(run: Run, result: RunResult, limit_s: float) -> Answers:
+    """Exit code, duration, and after a success the growth of GPU memory.
+
+    Raises SeatrialError after the time limit or on a full disk.
+    """
     from seatrial.train import disk
 
     if result.exit_code is None:
@@ -276,6 +299,16 @@ def exit_code_and_duration(run: Run, result: RunResult, limit_s: float) -> Answe
     evidence = {"exit_reason": exit_reason(result.exit_code), "log_tail": result.log_tail}
     yield value("exit_code", exit_code, run.subject, evidence=evidence)
     yield value("wall_seconds", result.seconds, run.subject)
+    if not result.gpu_memory:
+        yield absent(_GPU_MEMORY, "the run needs no GPU", run.subject)
+    elif result.exit_code:
+        yield unreadable(_GPU_MEMORY, f"{run.name} failed", run.subject)
+    elif growth := [result.gpu_memory.bytes[gpu.index] for gpu in run.gpus if gpu.index in result.gpu_memory.bytes]:
+        yield value(_GPU_MEMORY, max(growth) / 1e9, run.subject)
+    else:
+        reader = result.gpu_memory.reader
+        no_value = forbidden if reader.unavailable else unreadable
+        yield no_value(_GPU_MEMORY, "; ".join(reader.unreadable.values()), run.subject)
 
 
 def _missing_artifacts(folder: Path, patterns: Sequence[str]) -> list[JsonValue]:
@@ -370,8 +403,14 @@ def steps_and_losses(state: TrainerState, expected_steps: int | None, subject: s
         yield unreadable("loss_drop", f"{len(losses)} steps with a finite loss; 3 are needed", subject)
 
 
-# Metrics without a rule that each training has
-RECORDED = (
+# Metrics that each training has, beside those of its steps
+COMMON = (
+    metric(
+        _GPU_MEMORY,
+        "> 0.1 GB",  # a CUDA context alone takes more
+        "The memory in use on the GPUs did not grow while the command ran: it computed on the CPU.",
+        "In the environment of the command: python -c 'import torch; print(torch.version.cuda); torch.zeros(1).cuda()'",
+    ),
     metric("wall_seconds", unit="s", meaning="duration from the start of the processes to their end", speed=True),
     metric("train_runtime", unit="s", meaning="duration of all training steps", speed=True),
     metric("loss_first_third", unit="nats", meaning="median loss of the first third of the steps"),
@@ -409,7 +448,7 @@ CHECK = Check(
             "The command succeeded without writing the configured files.",
             f"{_SEE_LOG}; check free space and permissions of the run directory: df -h; ls -ld",
         ),
-        *RECORDED,
+        *COMMON,
         metric("tokens_per_second", unit="tokens/s", meaning="tokens per second that the log reports", speed=True),
         metric("samples_per_second", unit="samples/s", meaning="samples per second of the whole run", speed=True),
         metric("step_seconds", unit="s", meaning="median duration of a step that the log reports", speed=True),

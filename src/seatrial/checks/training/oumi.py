@@ -63,6 +63,7 @@ def measure(context: Context, options: OumiOptions) -> Answers:
     run = Run(
         name="Oumi",
         subject=context.node,
+        gpus=gpus[:1],
         argv=(*options.command, "train", "-c", str(folder / "oumi.yaml")),
         folder=folder,
         log=folder / "oumi.log",
@@ -72,7 +73,7 @@ def measure(context: Context, options: OumiOptions) -> Answers:
     yield context.artifact(run.log, "Oumi's log")
     version = _VERSION.search(result.log_text)
     yield fact("oumi_version", version[1] if version else "not in the log")
-    yield from command.exit_code_and_duration(run, result, options.train_limit_s)
+    yield from command.metrics_of_process(run, result, options.train_limit_s)
     if result.exit_code:
         yield unreadable("*", "Oumi failed")
     else:
@@ -174,6 +175,6 @@ CHECK = Check(
             "The trained model must load and compute finite numbers.",
             f"The evidence is the error. {_SEE_LOG}",
         ),
-        *command.RECORDED,
+        *command.COMMON,
     ),
 )
