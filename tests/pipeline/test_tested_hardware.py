@@ -46,7 +46,7 @@ def test_used_gpus_are_named() -> None:
     assert text(config(), (control,), host("H200")) == "1 node; no check of this trial uses a GPU"
     oumi = Measurement(check="train.oumi", subject="n", rank=0, facts={"device": "cuda"})
     on_nodes = ON_GPUS.model_copy(update={"placement": "nodes"})
-    assert hardware(config(), (on_nodes,), [oumi], host("H200"), "") == "1 node; GPUs used only by train.oumi"
+    assert hardware(config(), (on_nodes,), [oumi], host("H200"), "") == "1 node; GPUs are given only to train.oumi"
     on_two = ON_GPUS.model_copy(update={"nodes": 2})
     assert text(config("slurm", nodes=2), (on_two,), host()) == "2 nodes of a Slurm cluster, 2 GPUs each"
     assert text(config("slurm", nodes=3), (on_two,), host()) == "2 of 3 nodes of a Slurm cluster, 2 GPUs each"

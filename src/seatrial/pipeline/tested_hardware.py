@@ -58,7 +58,7 @@ def tested_hardware(
     gpus_used = next((job.ranks_per_node for job in jobs if job.placement == "ranks"), 0)  # per node
     if not gpus_used:
         users = sorted({each.check for each in measurements if each.facts.get("device") == "cuda"})
-        used = f"GPUs used only by {', '.join(users)}" if users else "no check of this trial uses a GPU"
+        used = f"GPUs are given only to {', '.join(users)}" if users else "no check of this trial uses a GPU"
         return f"{nodes}; {used}"
     if runs_remotely(settings):
         cluster = "Slurm" if settings.uses_slurm else "Kubernetes" if settings.launcher == "kubernetes" else ""
