@@ -409,7 +409,7 @@ COMMON = (
         _GPU_MEMORY,
         "> 0.1 GB",  # a CUDA context alone takes more
         "The memory in use on the GPUs did not grow while the command ran: it computed on the CPU.",
-        "In the environment of the command: `python -c 'import torch; print(torch.version.cuda); torch.zeros(1).cuda()'`",
+        "In the environment of the command: `python -c 'import torch; torch.zeros(1).cuda()'`",
     ),
     metric("wall_seconds", unit="s", meaning="duration from the start of the processes to their end", speed=True),
     metric("train_runtime", unit="s", meaning="duration of all training steps", speed=True),
