@@ -83,6 +83,8 @@ def test_task_affinity_binds_tasks_and_constrains_cpus_without_cgroups() -> None
         ("MIXED", ("POWERED_DOWN",), True, False, True),  # Slurm powers it up
         ("IDLE", ("DRAIN",), True, True, False),
         ("IDLE", ("REBOOT_REQUESTED",), True, True, False),
+        ("MIXED", ("CLOUD", "NOT_RESPONDING", "POWERING_UP"), True, False, True),
+        ("DOWN", ("CLOUD", "NOT_RESPONDING", "POWERING_DOWN"), False, False, False),
         ("DOWN", (), False, False, False),
         ("IDLE", ("NOT_RESPONDING",), False, False, False),
         ("DOWN", ("DRAIN", "INVALID_REG"), False, True, False),

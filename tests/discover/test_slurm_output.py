@@ -37,6 +37,9 @@ class TestParsers:
             ("gpu:fake:0(IDX:N/A)", (Gres(name="gpu", type="fake", count=0),)),
             ("gpu:3(IDX:0,2-3)", (Gres(name="gpu", type=None, count=3),)),
             ("bandwidth:lustre:no_consume:4G", (Gres(name="bandwidth", type="lustre", count=4 * 2**30),)),
+            ("gpu:3090:8(S:0-1)", (Gres(name="gpu", type="3090", count=8),)),
+            ("gpu:(null):2(IDX:0-1)", (Gres(name="gpu", type=None, count=2),)),
+            ("tmpfs:(null):1K", (Gres(name="tmpfs", type=None, count=1024),)),
             ("gpu:a:2,nvme", (Gres(name="gpu", type="a", count=2), Gres(name="nvme", type=None, count=1))),
         ],
     )

@@ -26,7 +26,8 @@ _RESERVED = {"MAINT", "MAINTENANCE", "RESERVED"}
 # A node stays in these states until an administrator acts, unless Slurm is rebooting or powering up the node
 _NEEDS_ADMINISTRATOR = {"DOWN", "DRAIN", "DRAINED", "DRAINING", "ERROR", "FAIL", "FAILING", "INVAL", "INVALID_REG"}
 # Slurm switched the node off or reboots it, and returns it to service without an administrator
-RETURNING_STATES = {"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "REBOOT_ISSUED", "REBOOT_REQUESTED"}
+_POWER_SAVING = {"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP"}
+RETURNING_STATES = _POWER_SAVING | {"REBOOT_ISSUED", "REBOOT_REQUESTED"}
 
 _ENDED = frozenset(
     {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED"}
@@ -40,7 +41,8 @@ _BASE_STATES = {"ALLOCATED", "DOWN", "ERROR", "FUTURE", "IDLE", "MIXED", "UNKNOW
 _SUFFIXES = {"*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWER_DOWN", "%": "POWERING_DOWN"}
 _SUFFIXES |= {"$": "MAINTENANCE", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED"}
 _SHORT_STATES = {"FAILG": "FAILING", "UNK": "UNKNOWN"}  # of sinfo, where they are not the beginning of the name
-_GRES = re.compile(r"([\w-]+)(?::([\w.-]*[A-Za-z_][\w.-]*))?(?::(\d+)([KMGTP]?))?")
+# A type may be a number, as in gpu:3090:8; without a type, some versions print gpu:(null):8
+_GRES = re.compile(r"([\w/-]+)(?::([\w.+/-]*))??(?::(\d+)([KMGTP]?))?")
 _CLOCK = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")  # [days-][hours:]minutes:seconds
 _REASON_AUTHOR = re.compile(r"\s*\[[^][]*@[^][]*]$")  # [root@2026-01-31T12:00:00]
 
@@ -71,7 +73,7 @@ def parse_gres(text: str) -> tuple[Gres, ...]:
             raise ValueError(f"{item!r} is not a generic resource such as gpu:h100:8")
         name, type_, count, unit = match.groups()
         factor = 1024 ** (" KMGTP".index(unit) if unit else 0)
-        resources.append(Gres(name=name, type=type_, count=int(count) * factor if count else 1))
+        resources.append(Gres(name=name, type=type_ or None, count=int(count) * factor if count else 1))
     return tuple(resources)
 
 
@@ -261,7 +263,9 @@ class SlurmNode(_Record):
     @property
     def up(self) -> bool:
         """Whether the node responds and is not down. A node in power saving is up: Slurm powers it up for jobs."""
-        return not self.states & _NOT_UP
+        # While Slurm powers a node up, it is silent: MIXED+CLOUD+NOT_RESPONDING+POWERING_UP
+        silent = {"NOT_RESPONDING"} if self.states & _POWER_SAVING else set()
+        return not self.states & _NOT_UP - silent
 
     @property
     def not_in_service(self) -> bool:
