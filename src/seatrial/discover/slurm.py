@@ -170,6 +170,16 @@ def partition_of_jobs(name: str | None) -> Partition | None:
     return None
 
 
+def submit(argv: Sequence[str]) -> str:
+    """The id of the job that ``sbatch --parsable`` submits."""
+    output = command_output(argv)
+    job_ids = re.findall(r"^(\d+)(?:;\S+)?$", output, re.MULTILINE)  # 7 or 7;cluster; skips a wrapper's output
+    if not job_ids:
+        error = f"could not parse a job id from sbatch's output: {output[:200]!r}"
+        raise SeatrialError(f"{error}. Run first: type -a sbatch; squeue --me")
+    return str(job_ids[-1])
+
+
 def queued_jobs(name: str) -> list[str]:
     """The ids of the pending and running jobs with this job name."""
     return command_output(["squeue", "--all", "--noheader", f"--name={name}", "--format=%A"]).split()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 import shlex
 import shutil
 import uuid
@@ -78,7 +77,7 @@ class SlurmLauncher(Launcher):
                 atomic_write(batch, rendered.text.encode(errors="surrogateescape"), mode=PRIVATE)
                 atomic_write(token_file, uuid.uuid4().hex.encode())  # before sbatch: cancel_remaining_jobs reads it
             command = [*rendered.argv, str(batch), token_file.read_text(encoding="utf-8")]
-            job_id = _job_id(slurm.command_output([*slurm.env_prefix_outside_job(), *command]))
+            job_id = slurm.submit([*slurm.env_prefix_outside_job(), *command])
         except BaseException as error:  # Ctrl-C or timeout: Slurm may have accepted the job
             with contextlib.suppress(SeatrialError):
                 list(cancel_remaining_jobs(folder, self._settings))
@@ -87,15 +86,6 @@ class SlurmLauncher(Launcher):
             raise
         atomic_write(folder / JOB_ID, job_id.encode())
         return SlurmJob(job_id, self._settings, job_collector(job_id, self._settings, folder))
-
-
-def _job_id(output: str) -> str:
-    """Return the job id from ``sbatch --parsable``: ``7`` or ``7;cluster``; skips a wrapper's output."""
-    job_ids = re.findall(r"^(\d+)(?:;\S+)?$", output, re.MULTILINE)
-    if not job_ids:
-        error = f"could not parse a job id from sbatch's output: {output[:200]!r}"
-        raise SeatrialError(f"{error}. Run first: type -a sbatch; squeue --me")
-    return str(job_ids[-1])
 
 
 def _sbatch_options(job: Job, config: Slurm) -> list[str]:

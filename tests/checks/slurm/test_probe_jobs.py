@@ -54,7 +54,9 @@ def test_command_has_limits_and_user_options_come_last(slurm: FakeSlurm) -> None
     assert command[-1] == "--ntasks=2"
 
 
-def test_submit_returns_the_job_id(slurm: FakeSlurm) -> None:
+@pytest.mark.parametrize("output", ["7;cluster\n", "Your project is at 80 % of its hours.\n7\n"])
+def test_submit_returns_the_job_id(slurm: FakeSlurm, output: str) -> None:
+    slurm.replies["sbatch"] = success(output)
     assert PROBE_JOBS.submit("true", "--mem=1") == "7"
     assert all(option in slurm.commands[-1] for option in ("--parsable", "--mem=1", "--wrap=true"))
 

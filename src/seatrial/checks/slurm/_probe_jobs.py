@@ -71,7 +71,7 @@ class ProbeJobs:
     def submit(self, script: str, *more: str, minutes: int = _TIME_LIMIT_MIN) -> str:
         """Submit a batch script and return the job id. Raises SlurmUnavailable or SlurmRefused."""
         arguments = ["--parsable", "--output=/dev/null", *more, f"--wrap={script}"]
-        return slurm.command_output(self.command("sbatch", *arguments, minutes=minutes)).strip().partition(";")[0]
+        return slurm.submit(self.command("sbatch", *arguments, minutes=minutes))
 
     def start_idle_job(self, *size: str, wait_s: float | None = None) -> JobRecord:
         """Start a job that sleeps, and return it when it runs. Raises SeatrialError with Slurm's reason otherwise."""
