@@ -133,6 +133,8 @@ def test_full_disks_of_lustre_are_named(name: str, titles: list[str]) -> None:
         ("NVIDIA H100 80GB HBM3", ["<inactive>", "<inactive>"], ["GPU 1"]),
         ("NVIDIA A100-PCIE-40GB", ["25 GB/s", "<inactive>"], ["GPU 1"]),
         ("NVIDIA A100-PCIE-40GB", ["<inactive>", "<inactive>"], []),  # without a bridge
+        ("NVIDIA H100 NVL", ["26.562 GB/s"] * 12 + ["<inactive>"] * 6, []),
+        ("NVIDIA H100 NVL", ["26.562 GB/s"] * 11 + ["<inactive>"] * 7, ["GPU 1"]),
     ],
 )
 def test_inactive_nvlinks_are_judged_as_by_discover(model: str, links: list[str], places: list[str]) -> None:

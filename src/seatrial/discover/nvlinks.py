@@ -15,21 +15,25 @@ NVLINK, UNKNOWN_LINK = "NVLink", "unknown link"
 # (frankdenneman.nl/2025/09/02/which-multi-gpu-configurations-are-you-planning-to-deploy). Other models can be part of
 # a baseboard.
 _PCIE_CARD = re.compile(r"PCIe|\bNVL$|\bA[34]0\b|RTX|Quadro|TITAN", re.IGNORECASE)
+# Cards whose NVLink bridges leave 6 of 18 ports unused (Azure/azurehpc-health-checks#162); those of H200 NVL use all
+_UNUSED_PORTS, _PARTLY_BRIDGED_CARD = 6, re.compile(r"\bH[18]00 (PCIe|NVL)")
 
 
 def links_down(gpu: Gpu, same_model: Sequence[Gpu]) -> int | None:
     """The number of NVLinks that should be active and are not; None if unknown.
 
     ``same_model``: the GPUs of this model, including ``gpu``.
-    For a GPU without an active link and without NVSwitches: 0 for a PCIe card, which may have no NVLink bridge. For any
-    other model: all links if another GPU in ``same_model`` has an active link, otherwise None.
+    For a GPU without an active link and without NVSwitches: 0 for a PCIe card, which may have no NVLink bridge, and for
+    a single GPU, as of GH200. For any other model: all links if another GPU in ``same_model`` has an active link,
+    otherwise None.
     """
     port_count = max(len(other.nvlinks) for other in same_model)
     if not port_count or not gpu.nvlink_states_readable:
         return None
     if gpu.active_nvlinks or any(has_nvswitch(other) for other in same_model):
-        return port_count - gpu.active_nvlinks
-    if _PCIE_CARD.search(gpu.name or ""):
+        unused = _UNUSED_PORTS if _PARTLY_BRIDGED_CARD.search(gpu.name or "") else 0
+        return max(0, port_count - gpu.active_nvlinks - unused)
+    if len(same_model) == 1 or _PCIE_CARD.search(gpu.name or ""):
         return 0
     return port_count if any(other.active_nvlinks for other in same_model) else None
 

@@ -224,6 +224,30 @@ def test_pcie_gpus_without_bridge_pass(runner: InventoryRunner) -> None:
     assert outcome_of(verdicts, "fabric_ready") is Outcome.SKIP
 
 
+@pytest.mark.parametrize(("more_down", "outcome"), [((), Outcome.PASS), ((0,), Outcome.FAIL)])
+def test_bridges_of_hopper_cards_use_12_of_18_ports(
+    runner: InventoryRunner, more_down: tuple[int, ...], outcome: Outcome
+) -> None:
+    bridged = {
+        "nvmlDeviceGetName": "NVIDIA H100 NVL",
+        **links(18, down=(4, 5, 10, 11, 16, 17, *more_down), remote=real.NVML_NVLINK_DEVICE_TYPE_GPU),
+        "nvmlDeviceGetGpuFabricInfoV": fabric(real.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED),
+    }
+    verdicts = runner.judge(FakeNvml(h200(0, **bridged), h200(1, **bridged)))
+    assert worst(verdict.outcome for verdict in verdicts.values()) is outcome
+    assert outcome_of(verdicts, "nvlinks_down") is outcome
+
+
+def test_a_single_gpu_needs_no_nvlink(runner: InventoryRunner) -> None:
+    alone = {
+        "nvmlDeviceGetName": "NVIDIA GH200 480GB",
+        **links(18, down=range(18)),
+        "nvmlDeviceGetGpuFabricInfoV": fabric(real.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED),
+    }
+    verdicts = runner.judge(FakeNvml(h200(0, **alone)))
+    assert worst(verdict.outcome for verdict in verdicts.values()) is Outcome.PASS
+
+
 @pytest.mark.parametrize("name", ["NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "NVIDIA GB200"])
 def test_all_nvlinks_of_a_board_down_is_an_error(runner: InventoryRunner, name: str) -> None:
     links_down = {
