@@ -73,7 +73,7 @@ _FACT_VALUES = {
     "layers": r"all|\d+",
     "link": r"(NVLink|unknown link|NV\d+|PIX|PXB|PHB|NODE|SYS)( \+ (NVLink|unknown link|NV\d+|PIX|PXB|PHB|NODE|SYS))*",
     "load": "bf16|fp16|fp32",
-    "nvlink": "yes|no|unknown",
+    "nvlink": "yes|some|no|unknown",
     "parallelism": "(ddp|fsdp2|zero3|single)( and (ddp|fsdp2|zero3|single))*",
     "paths_from": "options|run directory",
     "settings": "shipped|changed",

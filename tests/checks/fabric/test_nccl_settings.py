@@ -218,7 +218,7 @@ def test_nvls_is_never_enabled_and_single_ranks_have_no_p2p() -> None:
 
 def test_p2p_gain_is_skipped_without_nvlink_or_p2p(fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> None:
     fabric.answers = {**GOOD, "default": ChildOutput(24.5), "ring": ChildOutput(24.4)}
-    for state in ("no", "unknown"):
+    for state in ("no", "some", "unknown"):
         monkeypatch.setattr(nccl_settings, "_nvlink", lambda _context, state=state: state)
         assert outcomes(fabric.measured())["p2p_gain"] is Outcome.SKIP
     fabric.nodes = {"n0": (0,), "n1": (1,)}
@@ -236,8 +236,20 @@ def test_nvlink_state_is_from_the_driver(
 ) -> None:
     nvlinks = tuple(NvLink(link=index, active=active) for index, active in enumerate(links))
     monkeypatch.setattr(gpu, "read", lambda _root: gpu.GpuFacts(gpus=(Gpu(index=0, nvlinks=nvlinks),)))
-    monkeypatch.setattr(rank, "gather", lambda value: [value, ("yes", False), ("yes", True)])
+    monkeypatch.setattr(rank, "gather", lambda value: [value, None, "yes"])
     assert _nvlink(make_context(tmp_path)) == state
+
+
+def test_bridges_between_pairs_of_cards_do_not_connect_all_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards = tuple(Gpu(index=index, nvlinks=(NvLink(link=0, active=True, remote="gpu"),)) for index in range(4))
+    rows = ("X NV12 NODE NODE", "NV12 X NODE NODE", "NODE NODE X NV12", "NODE NODE NV12 X")
+    monkeypatch.setattr(
+        gpu, "read", lambda _root: gpu.GpuFacts(gpus=cards, topology=tuple(map(tuple, map(str.split, rows))))
+    )
+    monkeypatch.setattr(rank, "gather", lambda value: [value, None])
+    assert _nvlink(make_context(tmp_path)) == "some"
 
 
 def test_gloo_is_skipped(tmp_path: Path) -> None:

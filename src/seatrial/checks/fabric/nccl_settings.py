@@ -22,6 +22,7 @@ from seatrial.checks.declare import Answers, Comparison, absent, fact, metric, v
 from seatrial.checks.fabric._nccl_log import NOT_LOGGED, logging_environment
 from seatrial.checks.fabric._wrong_data import wrong_data_metric
 from seatrial.discover import gpu
+from seatrial.discover.nvlinks import link_types
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.model import (
     CLUSTER,
@@ -189,18 +190,25 @@ def _child_log(result: ChildResult) -> NcclLog:
 
 
 def _nvlink(context: Context) -> str:
-    """``unknown`` if the NVLinks of any node are unreadable, ``yes`` if all nodes have active NVLinks, else ``no``."""
+    """The first of these that applies to a node; ``yes`` if NVLinks connect every two GPUs of each node.
+
+    ``unknown``: its NVLinks are unreadable. ``no``: no NVLink is active. ``some``: not between all GPUs, as with
+    bridges between pairs of PCIe cards, where PCIe limits the all-reduce.
+    """
     from seatrial.bench import rank
 
-    gpus = gpu.read(context.root).gpus if context.local_rank == 0 else ()
-    if not gpus or not all(device.nvlink_states_readable for device in gpus):
-        state = "unknown"
-    else:
-        state = "yes" if any(device.active_nvlinks for device in gpus) else "no"
-    states_of_nodes = rank.gather(state if context.local_rank == 0 else None)
-    if "unknown" in states_of_nodes:
-        return "unknown"
-    return "no" if "no" in states_of_nodes else "yes"
+    state, inventory = None, gpu.read(context.root) if context.local_rank == 0 else None
+    if inventory:
+        gpus = inventory.gpus
+        if not gpus or not all(device.nvlink_states_readable for device in gpus):
+            state = "unknown"
+        elif not any(device.active_nvlinks for device in gpus):
+            state = "no"
+        else:
+            types = link_types(inventory, [device.index for device in gpus])
+            state = "yes" if all(name.startswith("NV") for name in types) else "some"
+    states_of_nodes = rank.gather(state)
+    return next((each for each in ("unknown", "no", "some") if each in states_of_nodes), "yes")
 
 
 def _values(
