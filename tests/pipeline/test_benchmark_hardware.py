@@ -66,6 +66,15 @@ DEVICES = "".join(
 )
 
 
+@pytest.mark.parametrize(("address", "nodes"), [("0000:1{}:00", 2), ("0x0f", 1)])  # older versions list the bus only
+def test_hosts_of_one_name_are_told_apart_by_the_addresses_of_their_gpus(address: str, nodes: int) -> None:
+    lines = [
+        f"#  Rank {rank} Group  0 Pid {rank + 5} on localhost device {rank % 8} [{address.format(rank % 8)}] NVIDIA"
+        for rank in range(16)
+    ]
+    assert judged("\n".join([*lines, table(470)]), nics="8x400").hardware.nodes == nodes
+
+
 @pytest.mark.parametrize(
     ("gpus", "nodes", "text"),
     [

@@ -54,7 +54,7 @@ _NOT_CHECKED = re.compile(r"validation:\s*0\b")
 _REDUCED = re.compile(r"Reducing maxBytes to (\d{1,19})")
 _DEVICE = re.compile(
     r"Rank\s+(\d{1,12})\s+(?:Group\s+(\d{1,12})\s+)?Pid\s+(\d{1,12})\s+on\s+(\S+)\s+device\s+(\d{1,12})\s+"
-    r"\[[^\]]*\]\s*(.*)"
+    r"\[([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})?[^\]]*\]\s*(.*)"
 )
 _PROGRAMS = "all_reduce all_gather reduce_scatter alltoallv alltoall broadcast reduce gather scatter sendrecv hypercube"
 _PROGRAM = re.compile(rf"\b({_PROGRAMS.replace(' ', '|')})_perf(?:_mpi)?\b")
@@ -118,7 +118,7 @@ class Device:
     """A GPU of the run, as listed above the table.
 
     ``index``: CUDA's device number. ``name``: the GPU model. ``group``: number of the GPU's communicator if
-    NCCL_TESTS_SPLIT makes several, otherwise 0.
+    NCCL_TESTS_SPLIT makes several, otherwise 0. ``address``: on the PCI bus, empty if only the bus number is listed.
     """
 
     rank: int
@@ -127,6 +127,7 @@ class Device:
     index: int
     name: str
     group: int = 0
+    address: str = ""
 
 
 @dataclass
@@ -282,11 +283,11 @@ class NcclTestsOutput:
         return True
 
     def _add_device(self, match: re.Match[str]) -> None:
-        rank, group, pid, host, index, name = match.groups()
+        rank, group, pid, host, index, address, name = match.groups()
         if self.table.rows:
             self._start_table()
         if len(self.table.devices) < _MAX_DEVICES:
-            device = Device(int(rank), int(pid), host, int(index), name.strip(), int(group or 0))
+            device = Device(int(rank), int(pid), host, int(index), name.strip(), int(group or 0), address or "")
             self.table.devices.append(device)
 
     def _read_header(self, line: str) -> None:

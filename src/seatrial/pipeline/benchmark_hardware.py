@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from seatrial.discover.nccl_tests_output import NcclTestsOutput, Table
+from seatrial.discover.nccl_tests_output import Device, NcclTestsOutput, Table
 from seatrial.hardware import networks
 from seatrial.hardware.links import NCCL_ALGO_NAMES
 from seatrial.hardware.references import MODEL_SEPARATOR, Sku, skus
@@ -231,7 +231,7 @@ def _shapes(output: NcclTestsOutput, table: Table, columns: tuple[int, float] | 
         text = f"NCCL's log has {ranks} ranks on {nodes} nodes"
         shapes.append(_Shape("NCCL's log", text, ranks, ranks, nodes, nodes))
     if devices:
-        listed, hosts = max(device.rank for device in devices) + 1, len({device.host for device in devices})
+        listed, hosts = max(device.rank for device in devices) + 1, _host_count(devices)
         is_whole = sorted(device.rank for device in devices) == list(range(listed))
         text = (
             f"the list of devices has {plural(len(devices), 'GPU')} on {plural(hosts, 'host')}, up to rank {listed - 1}"
@@ -240,6 +240,14 @@ def _shapes(output: NcclTestsOutput, table: Table, columns: tuple[int, float] | 
         highest, max_hosts = (listed, hosts) if is_whole else (math.inf, math.inf)
         shapes.append(_Shape("list of devices", text, listed, highest, hosts, max_hosts))
     return shapes
+
+
+def _host_count(devices: Sequence[Device]) -> int:
+    """The number of hosts; of hosts with the same name, such as localhost, the number of GPUs at one PCI address."""
+    gpus_at: dict[str, Counter[str]] = {}  # name of the host → PCI address → GPUs
+    for device in devices:
+        gpus_at.setdefault(device.host, Counter()).update([device.address] if device.address else ())
+    return sum(max(counts.values(), default=1) for counts in gpus_at.values())
 
 
 def _nodes_and_gpus_per_node(
