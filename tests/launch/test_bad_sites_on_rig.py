@@ -77,6 +77,8 @@ def test_rendezvous_by_interface_address(make_cluster: Callable[..., Cluster], t
     cluster = make_cluster(2)
     (tmp_path / "hosts").write_text("127.0.0.1 localhost\n")
     cluster.run_on("node1", ["mount", "--bind", str(tmp_path / "hosts"), "/etc/hosts"])
+    with (cluster.folder / "task-prolog").open("a") as prolog:
+        prolog.write('echo "print Welcome"\n')  # Slurm writes it to the standard output of each task
     trial.write_text(CPU_ONLY + "checks: {nodes.reachable: }")
     code, _, err = started(cluster, trial, tmp_path / "run").finish()
     assert code == 0, err
