@@ -43,6 +43,13 @@ def test_a_roce_port_with_the_default_route_is_a_management_port_unless_it_is_th
     assert selected(ports[1:]) == {"node0": ["mlx5_1"]}
 
 
+def test_a_management_port_is_used_if_only_the_other_port_of_its_nic_is_left_and_is_down() -> None:
+    management = roce("mlx5_0", has_default_route=True, pci_path=("0000:15:01.0", "0000:20:00.0"))
+    other_port = down("mlx5_1", pci_path=("0000:15:01.0", "0000:20:00.1"))
+    assert selected((management, other_port)) == {"node0": ["mlx5_0"]}
+    assert selected((management, down("mlx5_1"))) == {"node0": ["mlx5_1"]}  # of another NIC, which may be faulty
+
+
 def test_ports_that_are_all_down_stay_compute_ports_beside_an_active_management_port() -> None:
     ports = (*(down(name) for name in EIGHT), roce("mlx5_8", "100 Gb/sec (4X EDR)", **MANAGEMENT))
     assert selected(ports) == {"node0": EIGHT}

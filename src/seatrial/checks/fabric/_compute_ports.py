@@ -4,8 +4,8 @@
 2. If NCCL_IB_HCA lists ports, these are the compute ports.
 3. Otherwise the compute ports of a node are its ports of one kind (NIC model, board, link layer). Of the node's kinds,
    this is the one whose ports have the highest total rate on any single node. Two groups of ports are excluded: ports
-   whose interface has the default route (management), unless all ports of the node have it, and ports that are neither
-   ACTIVE nor required to be (see _unused_ports).
+   whose interface has the default route (management), unless the node has no others but unused ports of the same NIC,
+   and ports that are neither ACTIVE nor required to be (see _unused_ports).
 """
 
 from __future__ import annotations
@@ -122,10 +122,13 @@ def _candidates(node: str, node_ports: NodePorts, others: dict[str, str]) -> tup
     reason = f"NCCL_IB_HCA={setting} does not select it"
     others |= {f"{node}/{port.name}": reason for port in ports if port not in selected}
     management = [port for port in selected if port.has_default_route]
-    if _is_list(setting) or len(management) == len(selected):
+    rest = [port for port in selected if not port.has_default_route]
+    management_nics = {port.nic_address for port in management if port.nic_address}
+    rest_is_unused = all(port.state and not port.is_active and port.nic_address in management_nics for port in rest)
+    if _is_list(setting) or rest_is_unused:
         return tuple(selected)
     others |= {f"{node}/{port.name}": f"management: {port.netdev} has the default route" for port in management}
-    return tuple(port for port in selected if not port.has_default_route)
+    return tuple(rest)
 
 
 def _natural_order(port: PortDetails) -> list[tuple[int, str]]:
