@@ -201,6 +201,14 @@ def test_a_node_that_is_up_and_has_ended_the_job_is_not_lost(state: str, is_free
     assert queued.job.node_is_free("node0") is is_free
 
 
+def test_suspended_job_is_ended(queued: QueuedJob) -> None:
+    assert queued.with_state(scontrol_output("RUNNING")).job.wait_state() is None
+    waiting = queued.with_state(scontrol_output("SUSPENDED")).job.wait_state()
+    assert waiting
+    assert (waiting.permanent, waiting.pending) == (True, False)
+    assert "Slurm job 7 is SUSPENDED" in waiting.reason
+
+
 def test_requeued_job_is_ended(queued: QueuedJob) -> None:
     assert queued.with_state(scontrol_output("RUNNING")).job.wait_state() is None
     waiting = queued.with_state(scontrol_output("PENDING", "BeginTime", "(null)")).job.wait_state()

@@ -89,6 +89,11 @@ class SlurmJob(StartedJob):
             # a second start would overwrite the measurements
             reason = f"Slurm job {self.id} was requeued after its start (reason: {job.reason or 'none'})"
             return WaitState(reason=f"{reason}. Run first: scontrol show job {self.id}; sinfo -R", permanent=True)
+        if job.state in ("SUSPENDED", "STOPPED"):  # its ranks are silent, although they and their nodes are healthy
+            preemption = "by an administrator, or by the preemption of another job"
+            commands = f"scontrol show job {self.id}; scontrol show config | grep -i Preempt"
+            reason = f"Slurm job {self.id} is {job.state}, {preemption}. Run first: {commands}"
+            return WaitState(reason=reason, permanent=True)
         if _is_completing(job):
             seconds = time.monotonic() - self._completing_since
             if seconds <= _COMPLETING_MESSAGE_S:

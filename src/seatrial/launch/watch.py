@@ -300,7 +300,7 @@ class _Attempt:
     def _wait(self, running: StartedJob, waiting: WaitState) -> tuple[JobState, RootCause] | None:
         """Show the reason why the job waits; return the state and cause if waiting longer does not help."""
         if waiting.permanent:
-            state = JobState.REJECTED if waiting.pending else JobState.TIMEOUT
+            state = JobState.REJECTED if waiting.pending else JobState.FAILED
             return state, self._cause_of_wait(running, waiting)
         if waiting.reason:
             self.listener.show_waiting(waiting.reason, waiting.seconds)
