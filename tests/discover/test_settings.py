@@ -57,6 +57,11 @@ def test_a_gpu_node(root: Path) -> None:
             {"proc/sys/kernel/osrelease": "5.4.0-216-generic\n", "sys/module/nvidia_peermem/refcnt": "0\n"},
             "nvidia_peermem",
         ),
+        (
+            "gpudirect_rdma",
+            {"proc/sys/kernel/osrelease": "5.10.240-238.966.amzn2\n", "sys/module/efa_nv_peermem/refcnt": "0\n"},
+            "efa_nv_peermem",
+        ),
         ("iommu", {"sys/kernel/iommu_groups/1/type": "DMA-FQ\n"}, "translated"),
         (
             "cpu_governor",

@@ -19,6 +19,8 @@ from seatrial.util.text import printable
 
 # Drivers of virtual interfaces that report a constant speed: veth, as in pods, 10 Gb/s
 _CONSTANT_SPEED = ("veth", "tun")
+# By which a NIC reaches GPU memory without dma-buf: of the driver, of Mellanox for drivers before 470, of EFA
+_PEERMEM_MODULES = ("nvidia_peermem", "nv_peer_mem", "efa_nv_peermem")
 _SIOCETHTOOL, _ETHTOOL_GDRVINFO, _DRVINFO_BYTES = 0x8946, 3, 196  # linux/sockios.h, linux/ethtool.h
 
 
@@ -79,7 +81,7 @@ class RdmaFacts(Frozen):
     """``devices`` is empty if there are none, or if /sys is unreadable (then ``unreadable`` has the error)."""
 
     devices: tuple[RdmaDevice, ...]
-    peermem: bool  # the module nvidia_peermem is loaded: GPUDirect RDMA works without dma-buf
+    peermem: bool  # a module of _PEERMEM_MODULES is loaded: GPUDirect RDMA works without dma-buf
     unreadable: dict[str, str] = {}
 
     @property
@@ -144,9 +146,14 @@ def read_rdma(root: Path = Path("/")) -> RdmaFacts:
     reader = FieldReader()
     return RdmaFacts(
         devices=tuple(_device(root, name) for name in reader("devices", lambda: _device_names(root)) or []),
-        peermem=os.path.exists(root / "sys/module/nvidia_peermem"),
+        peermem=bool(peermem_module(root)),
         unreadable=reader.unreadable,
     )
+
+
+def peermem_module(root: Path) -> str:
+    """The loaded module of _PEERMEM_MODULES; empty if there is none."""
+    return next((name for name in _PEERMEM_MODULES if os.path.exists(root / "sys/module" / name)), "")
 
 
 def _nic(folder: Path, addresses: tuple[str, ...]) -> Nic:

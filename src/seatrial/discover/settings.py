@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from seatrial.discover import cpu_memory, pcie
+from seatrial.discover import cpu_memory, fabric, pcie
 from seatrial.discover.file_readers import list_names, read_line, read_number, read_text
 from seatrial.discover.host import has_capability
 from seatrial.model import Frozen
@@ -115,7 +115,7 @@ def _kernel_module(root: Path) -> str:
 
 
 def _gpudirect_rdma(root: Path) -> str:
-    """The kernel interface by which a NIC can access GPU memory: ``dma-buf``, ``nvidia_peermem`` or ``none``.
+    """The kernel interface by which a NIC can access GPU memory: ``dma-buf``, a module or ``none``.
 
     dma-buf needs the open kernel module (NVIDIA GPU Operator, GPUDirect RDMA).
     """
@@ -123,7 +123,7 @@ def _gpudirect_rdma(root: Path) -> str:
     is_new_kernel = release and (int(release[1]), int(release[2])) >= _DMA_BUF_KERNEL
     if _kernel_module(root) == "open" and is_new_kernel:
         return "dma-buf"
-    return "nvidia_peermem" if (root / "sys/module/nvidia_peermem").exists() else "none"
+    return fabric.peermem_module(root) or "none"
 
 
 def _redirecting_bridges(root: Path) -> JsonValue:
