@@ -104,6 +104,7 @@ def test_usable_nodes(state: str, flags: tuple[str, ...], up: bool, not_in_servi
         (("RESERVED",), "mine", None, True),
         (("RESERVED",), "mine", "mine", False),
         (("RESERVED",), "other", "mine", True),
+        (("RESERVED",), "mine", "other,mine", False),
         (("MAINT",), "", "mine", False),  # this Slurm version does not show the reservation
         (("MAINT",), "", None, True),
     ],

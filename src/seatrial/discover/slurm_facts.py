@@ -284,7 +284,7 @@ class SlurmNode(_Record):
 
     def blocked_by_reservation(self, reservation: str | None) -> bool:
         """Whether another reservation keeps jobs with ``reservation`` (None: jobs without one) off the node."""
-        return self.reserved and (not reservation or self.reservation not in ("", reservation))
+        return self.reserved and (not reservation or self.reservation not in ("", *reservation.split(",")))
 
     @property
     def usable(self) -> bool:
