@@ -199,7 +199,8 @@ class References:
     def find(self, key: str, facts: Mapping[str, JsonValue], peers: PeerGroup, unit: str) -> Reference | str:
         """The reference value for ``key`` on the hardware in ``facts``, or the reason why there is none.
 
-        Reads the facts ``gpu`` (NVML name), ``world_size`` and ``nodes``, as the check recorded them.
+        Reads the facts ``gpu`` (NVML name), ``world_size`` and ``nodes``, as the check recorded them. For copies
+        between two GPUs also ``node_gpus``, the number of GPUs of their node.
         """
         reference = self.site_or_sku_reference(key, facts)
         if _nodes(facts) > 1:
@@ -219,7 +220,7 @@ class References:
         gpu, ranks, nodes = facts.get("gpu"), facts.get("world_size"), facts.get("nodes")
         is_valid = type(gpu) is str and type(ranks) is int and type(nodes) is int  # other values may not be hashable
         hardware = (gpu, ranks, nodes) if is_valid else (repr(gpu), repr(ranks), repr(nodes))
-        cache_key = (key, self._algorithm(key, facts), *hardware)
+        cache_key = (key, self._algorithm(key, facts), str(facts.get("node_gpus")), *hardware)
         if (reference := self._cache.get(cache_key)) is None:
             reference = self._cache[cache_key] = self._site_or_sku_reference(key, facts)
         return reference
@@ -347,7 +348,9 @@ class References:
         sku = self.sku(gpu)
         if isinstance(sku, str):
             return sku
-        algorithm = self._algorithm(key, facts)
+        algorithm, node_gpus = self._algorithm(key, facts), facts.get("node_gpus")
+        if key.startswith("transfer.peer_") and isinstance(node_gpus, int) and 1 < sku.gpus_per_bridge < node_gpus:
+            return f"an NVLink bridge connects {sku.gpus_per_bridge} {sku.name}, others of the {node_gpus} by PCIe"
         if value := _matching_value(sku.expected.get(key, ()), facts, "", self.fabric, algorithm):
             reference = Reference(value.value, value.unit, BasisKind.SKU, sku.name, value.source)
             return replace(reference, required=value.required, warns_only=value.warns_only)

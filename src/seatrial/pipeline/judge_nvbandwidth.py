@@ -76,8 +76,9 @@ def _result(matrix: Matrix, gpu: str, problems: list[str], site: Baseline | None
     )
     if problems:
         return result
-    facts: dict[str, JsonValue] = {"gpu": gpu, "backend": "cuda", "world_size": 1, "nodes": 1}
-    run = BenchmarkRun(check=check, facts=facts, gpus_per_node=max(map(len, matrix.rows)), site=site)
+    gpus = max(map(len, matrix.rows))
+    facts: dict[str, JsonValue] = {"gpu": gpu, "backend": "cuda", "world_size": 1, "nodes": 1, "node_gpus": gpus}
+    run = BenchmarkRun(check=check, facts=facts, gpus_per_node=gpus, site=site)
     verdicts = tuple(map(run.with_next_step, run.verdicts([declared], metrics)))
     outcome, bound = worst(verdict.outcome for verdict in verdicts), run.bound(declared.reference, declared.bound)
     outcome = Outcome.UNJUDGED if outcome is Outcome.ERROR else outcome

@@ -94,6 +94,16 @@ def test_slow_bidirectional_link() -> None:
     assert unknown_model["1>0"] is Outcome.FAIL  # compared with the other pairs only
 
 
+@pytest.mark.parametrize(("node_gpus", "outcome"), [(2, Outcome.FAIL), (4, Outcome.UNJUDGED)])
+def test_the_value_of_a_bridge_is_for_nodes_with_one_bridge(node_gpus: int, outcome: Outcome) -> None:
+    """Of four H100 NVL, pairs without a bridge copy over PCIe."""
+    metric = Metric(name="unidirectional", value=50.0, unit="GB/s", subject="n/gpu0->gpu1")
+    facts: dict[str, JsonValue] = {"gpu": "NVIDIA H100 NVL", "world_size": 1, "nodes": 1, "node_gpus": node_gpus}
+    measurement = Measurement(check=CHECK.name, subject="n/gpu0", metrics=(metric,), facts=facts)
+    verdicts = judge_check(CHECK, [measurement], {}, "t", References(None, skus()))
+    assert [verdict.outcome for verdict in verdicts if verdict.metric == "unidirectional"] == [outcome]
+
+
 def test_node_with_one_gpu_does_not_block(runs: Runs) -> None:
     assert [measurement.error or measurement.skipped for measurement in runs["two"]] == [None] * 3
     assert set(values(runs["two"][0], "unidirectional")) == {"node0/rank0->rank1", "node0/rank1->rank0"}

@@ -33,9 +33,9 @@ def measure(context: Context, options: PeerOptions) -> Answers:
     processes = rank.gather((context.node, context.local_rank, context.subject.rpartition("/")[2]))
     if len({node for node, _, _ in processes}) == len(processes):  # same result on all ranks, so that none waits
         raise NotApplicable("every node has one GPU; transfer.peers needs two GPUs in a node")
-    yield from facts(rank.describe_devices(context.device))
     # Names of the node's GPUs by local rank, which is the CUDA index of the rank's GPU
     gpus = [gpu for node, _local_rank, gpu in sorted(processes) if node == context.node]
+    yield from facts(rank.describe_devices(context.device) | {"node_gpus": len(gpus)})
     copies: list[PeerCopy] = []
     if context.local_rank == 0:
         copies = transfer.time_peer_copies(len(gpus), options.seconds, context.progress)
