@@ -14,7 +14,7 @@ NVLINK, UNKNOWN_LINK = "NVLink", "unknown link"
 # NVML names of models that are PCIe cards. Cards can run without an NVLink bridge
 # (frankdenneman.nl/2025/09/02/which-multi-gpu-configurations-are-you-planning-to-deploy). Other models can be part of
 # a baseboard.
-_PCIE_CARD = re.compile(r"PCIe|\bNVL$|\bA[34]0\b|RTX|Quadro|TITAN", re.IGNORECASE)
+_PCIE_CARD = re.compile(r"PCIe|\bNVL$|\bActive$|\bA[34]0\b|RTX|Quadro|TITAN", re.IGNORECASE)
 # Cards whose NVLink bridges leave 6 of 18 ports unused (Azure/azurehpc-health-checks#162); those of H200 NVL use all
 _UNUSED_PORTS, _PARTLY_BRIDGED_CARD = 6, re.compile(r"\bH[18]00 (PCIe|NVL)")
 

@@ -212,9 +212,10 @@ def test_all_nvlinks_of_one_gpu_down(runner: InventoryRunner, answers: dict[str,
     }
 
 
-def test_pcie_gpus_without_bridge_pass(runner: InventoryRunner) -> None:
+@pytest.mark.parametrize("name", ["NVIDIA A100 80GB PCIe", "NVIDIA A800 40GB Active"])
+def test_pcie_gpus_without_bridge_pass(runner: InventoryRunner, name: str) -> None:
     no_bridge = {
-        "nvmlDeviceGetName": "NVIDIA A100 80GB PCIe",
+        "nvmlDeviceGetName": name,
         **links(12, down=range(12)),
         "nvmlDeviceGetGpuFabricInfoV": fabric(real.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED),
     }
