@@ -206,8 +206,9 @@ def _print_plan(preview: Preview, launcher: str, as_json: bool) -> None:
     lines += preview.notes
     if job := preview.localization:
         lines.append(
-            f"not counted: job {job.name}, about {duration_text(job.expected_s)}, at most {duration_text(job.limit_s)}: "
-            f"{job.checks[0]}, only if a multi-node metric violates a threshold; --no-localize turns it off"
+            f"not counted: job {job.name}, about {duration_text(job.expected_s)}, "
+            f"at most {duration_text(job.limit_s)}: {job.checks[0]}, "
+            "only if a multi-node metric violates a threshold; --no-localize turns it off"
         )
     lines += [
         f"job {job.name}, at most {duration_text(job.limit_s)}: {', '.join(job.checks)}" for job, _ in preview.rendered
