@@ -12,7 +12,8 @@ import pytest
 from seatrial.checks import catalog
 from seatrial.checks.check import NEW_ERRORS_PREFIX, Check, Context, Needs, Options
 from seatrial.checks.declare import Answer, metric
-from seatrial.model import Phase, Scope, SeatrialError
+from seatrial.config.expect import threshold_unit_error
+from seatrial.model import Phase, Scope, SeatrialError, Threshold
 
 
 def context(device: str, **fields: Any) -> Context:
@@ -113,6 +114,12 @@ def test_a_test_of_another_tool_has_one_check() -> None:
             checks.setdefault(test, set()).add(name)
     assert {"nccl-tests", "nvbandwidth"} <= {test.partition(" ")[0] for test in checks}
     assert {test: names for test, names in checks.items() if len(names) > 1} == {}
+
+
+def test_a_threshold_can_state_the_unit_of_each_metric() -> None:
+    units = {unit for check in catalog().values() for unit in check.units.values()}
+    assert "B" in units
+    assert [unit for unit in units if threshold_unit_error(Threshold.parse(f"<= 1 {unit}"), unit)] == []
 
 
 def test_order_and_names_of_the_catalog() -> None:

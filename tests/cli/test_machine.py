@@ -31,6 +31,10 @@ def test_skus_lists_models_and_the_values_of_one() -> None:
     assert (code, len(json.loads(out))) == (0, len(skus()))
     for sku in skus():
         assert sku.name in call("show", "skus")[1]
+    for model in ("h200", "gh200"):
+        models = {each["name"] for each in json.loads(call("show", "skus", model, "--json")[1])}
+        assert models
+        assert all(model in name.lower().split() for name in models)
     code, out, _ = call("show", "skus", "gb200")
     assert code == 0
     assert "679.6 GB/s" in out

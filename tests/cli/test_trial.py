@@ -243,6 +243,13 @@ def test_a_dry_run_starts_nothing_and_writes_nothing(tmp_path: Path) -> None:
     assert out.endswith(call("render", "local", "quick", cwd=tmp_path)[1])
 
 
+def test_a_dry_run_names_the_checks_that_cannot_run_once_per_reason(tmp_path: Path) -> None:
+    _, out, _ = call("run", "quick", "--dry-run", "--gpus-per-node", "64", cwd=tmp_path)
+    (line,) = [line for line in out.splitlines() if line.startswith("# not run: ")]
+    assert "64 GPUs expected" in line
+    assert "collectives.all_reduce, collectives.gpu_pairs" in line
+
+
 def test_checks_beyond_the_time_limit_are_announced_and_prevent_acceptance(tmp_path: Path) -> None:
     (tmp_path / "t.yaml").write_text(f"{CPU_ONLY}checks: {{host.inventory: , train.cnn: {{required: false}}}}\n")
     options = (tmp_path / "t.yaml", "--gpus-per-node", "0", "--out", tmp_path / "run", "--time-limit")

@@ -167,6 +167,16 @@ def test_a_planted_loss_of_a_real_run_is_found() -> None:
     assert any(cause.startswith("variable CUDA_LAUNCH_BLOCKING not set → 1") for cause in loss.causes)
 
 
+def test_the_noise_of_machines_with_gpus_is_not_that_of_runs_without_gpus() -> None:
+    runs = [load_trial(record_path(f"2026-11-28-1xh200/{name}")) for name in PLANTED]
+    before, after = (
+        run.model_copy(update={"decision": run.decision.model_copy(update={"cpu_only": True})}) for run in runs
+    )
+    comparison = compare([before], [after])
+    assert comparison.changes
+    assert (comparison.tested, comparison.has_regression) == (0, False)
+
+
 def test_a_significant_change_below_2_percent_is_none() -> None:
     comparison = compare([noisy(1)], [slower_by(0.015, "device.memory", "copy")])
     assert not comparison.has_regression

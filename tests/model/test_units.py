@@ -52,3 +52,7 @@ def test_format_value() -> None:
     assert [format_value(1, unit) for unit in ("GPUs", "processes", "ms")] == ["1 GPU", "1 process", "1 ms"]
     assert format_value(356.4821, "GB/s") == "356.5 GB/s"
     assert format_value(1_234_567.8, "tokens/s") == "1,234,568 tokens/s"
+    # measured and expected values are spelled alike, and no value as 1e+04
+    assert [format_value(value, "GB/s") for value in (999.96, 4267.3, 4272, 9999.7)] == [
+        *("1,000 GB/s", "4,267 GB/s", "4,272 GB/s", "10,000 GB/s")
+    ]

@@ -34,7 +34,7 @@ def test_each_variable_has_one_line_with_its_value_effect_and_origin() -> None:
     blocking, hca, timeout, nvls, interface, transports = variable_lines(run)
     assert blocking == "CUDA_LAUNCH_BLOCKING=1: each kernel launch blocks until the kernel has finished (default: 0)"
     assert hca.startswith("NCCL_IB_HCA=mlx5_1 on n1 only: uses only the RDMA ports")
-    assert timeout == "NCCL_IB_TIMEOUT=20: like the default"
+    assert timeout == "NCCL_IB_TIMEOUT=20: no effect (default: 20)"
     assert nvls.startswith("NCCL_NVLS_ENABLE=0: ")
     assert interface.startswith("NCCL_SOCKET_IFNAME=lo: ")
     assert interface.endswith(", set by seatrial")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from seatrial.model import Basis, BasisKind, DecisionValue, Outcome, Reason, ReasonCode, Trial, Verdict
 from seatrial.report import why_not
+from seatrial.report.parts import parts, problems
 from tests.report import samples
 
 FAIL = Verdict(
@@ -94,6 +95,14 @@ def test_reason_code_is_text_with_a_next_step_and_is_said_once() -> None:
     update = {"reason_code": ReasonCode.NO_GPU, "reason": "no GPU was used: pass --gpus-per-node 0; 1 node untested"}
     lines = why_not.paragraphs(no_gpu.model_copy(update={"decision": no_gpu.decision.model_copy(update=update)}))
     assert lines == ["INCOMPLETE, because:", "no GPU was used: pass --gpus-per-node 0; 1 node untested"]
+
+
+def test_command_of_a_warning_is_never_the_first_step() -> None:
+    warning = replace(FAIL, outcome=Outcome.WARN)
+    warned = trial(warning, excluded_checks={"a.b": "--only"})
+    assert why_not.next_step(warned, problems(parts(warned))) == "run without --only"
+    failed = trial(warning, replace(FAIL, subject="n0/gpu4"))
+    assert why_not.next_step(failed, problems(parts(failed))) == FAIL.fix
 
 
 def test_next_step_names_the_run_directory_if_it_is_known() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fnmatch import fnmatch
 from typing import Annotated
 
@@ -74,7 +75,10 @@ def skus(
     from seatrial.report.reference_metrics import reference_metrics
 
     all_metrics, models = reference_metrics(catalog()), references.skus()
-    selected = [sku for sku in models if any(model.lower() in name.lower() for name in (sku.name, *sku.nvml_names))]
+    for pattern in (rf"\b{re.escape(model)}\b", re.escape(model)):  # H200 is not a part of GH200, if both are known
+        contains = re.compile(pattern, re.IGNORECASE).search
+        if selected := [sku for sku in models if any(map(contains, (sku.name, *sku.nvml_names)))]:
+            break
     if not selected:
         raise UsageError(f"no GPU model matches {model!r}; known: {', '.join(sku.name for sku in models)}")
     if as_json:

@@ -190,24 +190,29 @@ def _print_plan(preview: Preview, launcher: str, as_json: bool) -> None:
     """Print the plan as comments, and the jobs as `seatrial render` does."""
     from seatrial.checks import catalog
     from seatrial.report.plan_text import plan_lines
+    from seatrial.report.progress import duration_text
 
     if as_json:
         print_json([job.model_dump(mode="json") for job, _ in preview.rendered])
         return
     plan = preview.plan
     lines = [*plan_lines(plan.jobs, plan.excluded_checks, catalog(), preview.not_run, as_root=preview.as_root)]
-    lines += [
-        f"not run: {measurement.check}: {measurement.skipped or measurement.error}" for measurement in plan.not_run
-    ]
+    checks_by_reason: dict[str | None, list[str]] = {}
+    for measurement in plan.not_run:
+        checks_by_reason.setdefault(measurement.skipped or measurement.error, []).append(measurement.check)
+    lines += [f"not run: {reason}: {', '.join(names)}" for reason, names in checks_by_reason.items()]
     # plan_lines names those that the time limit excludes
     lines += [f"excluded by {flag}: {name}" for name, flag in plan.excluded_checks.items() if flag != TIME_LIMIT]
     lines += preview.notes
     if job := preview.localization:
         lines.append(
-            f"not counted: job {job.name}, about {job.expected_s:.0f} s, at most {job.limit_s:.0f} s: {job.checks[0]}, "
+            f"not counted: job {job.name}, about {duration_text(job.expected_s)}, "
+            f"at most {duration_text(job.limit_s)}: {job.checks[0]}, "
             "only if a multi-node metric violates a threshold; --no-localize turns it off"
         )
-    lines += [f"job {job.name}, at most {job.limit_s:.0f} s: {', '.join(job.checks)}" for job, _ in preview.rendered]
+    lines += [
+        f"job {job.name}, at most {duration_text(job.limit_s)}: {', '.join(job.checks)}" for job, _ in preview.rendered
+    ]
     print(*(f"# {line}" for line in lines), sep="\n")
     _print_jobs(preview.rendered, launcher)
 

@@ -172,6 +172,8 @@ def compare(before: Sequence[Trial], after: Sequence[Trial], noise: NoiseData | 
     """Compare records of side A with records of side B; pure. Each record has the verdicts of one version."""
     a, b = sides(before, after)
     noise = noise or noise_data()
+    if any(trial.decision.cpu_only for trial in (*before, *after)):
+        noise = NoiseData(source="unknown for runs without GPUs", speeds={})
     facts = list(changed_facts(a, b))
     changes = _tested(dict(_changes(a, b)), a, b, noise)
     return Comparison(

@@ -243,7 +243,7 @@ class _RuleEvaluation:
         if when.items() <= facts.items() or not (mismatched := _mismatched(when, facts)):
             return not self._rule.when.includes(facts.get("nodes"))
         name = mismatched[0]
-        reason = f"{name.replace('_', ' ')} is {facts[name]}, not {when[name]}"
+        reason = f"{name.replace('_', ' ')} is {facts[name]}, required: {when[name]}"
         self._add_not_applicable(group, group.subject, reason, Outcome.SKIP)
         return True
 

@@ -49,6 +49,7 @@ PLAUSIBLE_RANGES: Mapping[str, PlausibleRange] = {
     "us": PlausibleRange(0, 1e14),
     "B": PlausibleRange(0, 1e21),
     "GiB": PlausibleRange(0, 1e12),
+    "GB": PlausibleRange(0, 1e12),
     "°C": PlausibleRange(0, 150),
     "W": PlausibleRange(0, 1e5),
     "MHz": PlausibleRange(0, 1e5),
@@ -56,7 +57,7 @@ PLAUSIBLE_RANGES: Mapping[str, PlausibleRange] = {
     "TFLOP/s": PlausibleRange(0, 1e6),
     **dict.fromkeys(_COUNT_UNITS.split(), _COUNT),
 }
-_UNITS_WITH_A_SCALE = ("%", "nats", "s", "ms", "us", "B", "GiB", "°C", "W", "MHz")
+_UNITS_WITH_A_SCALE = ("%", "nats", "s", "ms", "us", "B", "GiB", "GB", "°C", "W", "MHz")
 _RATE = PlausibleRange(0, 1e15)
 _ANY = PlausibleRange(-1e15, 1e15)
 _ABOVE_100_PERCENT = PlausibleRange(-1e6, 1e6)  # up to 10,000 times the reference
@@ -118,7 +119,7 @@ ByteSize = Annotated[int, BeforeValidator(parse_bytes)]
 def format_value(value: float, unit: str) -> str:
     """The value with its unit: bytes in binary units, yes or no for a bool, otherwise a number.
 
-    A number has four significant digits. From 10,000 on it is rounded to an integer and has all digits.
+    A number has four significant digits. From 1,000 on it is rounded to an integer and has all digits.
     """
     return " ".join(filter(None, value_parts(value, unit)))
 
@@ -129,7 +130,7 @@ def value_parts(value: float, unit: str) -> tuple[str, str]:
         return _bytes_parts(value)
     if unit == "bool":
         return ("yes" if value else "no"), ""
-    digits = f"{value:.4g}" if value % 1 and abs(value) < 10_000 else f"{value:,.0f}"
+    digits = f"{value:.4g}" if value % 1 and abs(value) < 999.95 else f"{value:,.0f}"
     if value == 1 and unit.isalpha() and unit.endswith("s") and len(unit) > 2:  # a count such as GPUs, not ms
         unit = unit.removesuffix("es") if unit.endswith("sses") else unit.removesuffix("s")
     return digits, unit

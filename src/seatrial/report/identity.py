@@ -144,7 +144,7 @@ def variable_lines(trial: Trial) -> list[str]:
         value = text.removesuffix(SET_BY_SEATRIAL).rstrip()
         effect, default = variables()[name].effect, variables()[name].default
         line = f"{name}={value}" + (f" on {and_more(nodes, _MAX_NAMED)} only" if is_on_some else "")
-        line += f": {effect} (default: {default})" if variables()[name].has_effect(value) else ": like the default"
+        line += f": {effect if variables()[name].has_effect(value) else 'no effect'} (default: {default})"
         if value != text:
             line += ", set by seatrial"
         elif isinstance(of_trial, Mapping) and of_trial.get(name) == value:

@@ -45,11 +45,11 @@ def not_seen(trial: Trial) -> str:
     gpus = max(
         (job.process_count for job in trial.jobs if job.placement == "ranks" and job.device == "cuda"), default=0
     )
-    parts = [f"all parts slower than measured by up to {and_more(texts, _MAX_NAMED)}"] if texts else []
+    parts = [f"a slowdown of all parts by up to {and_more(texts, _MAX_NAMED)}"] if texts else []
     if texts and gpus == 1:
         parts.append("differences between GPUs, since there is one")
     if without := trial.decision.metrics_without_threshold:
-        parts.append(f"any slowness in metrics of {plural(len(without), 'check')} that have no limit")
+        parts.append(f"any slowdown in metrics of {plural(len(without), 'check')} that have no limit")
     return "; ".join(parts)
 
 

@@ -86,6 +86,8 @@ def next_step(trial: Trial, found: Sequence[Problem]) -> str:
     if trial.decision.value is DecisionValue.ACCEPTED:
         return ""
     for problem in found:
+        if problem.first.outcome is Outcome.WARN:
+            continue
         if command := problem.first.first_command:
             # commands of causes run on the right node
             is_complete = not problem.first.node or problem.first.has_cause or command.startswith("seatrial ")

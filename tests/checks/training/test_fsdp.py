@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.checks.declare import value
 from seatrial.checks.training import _results, fsdp
 from seatrial.checks.training._workload import TrainingResult
 from seatrial.hardware.references import References, skus
@@ -31,7 +32,8 @@ def test_memory_and_sharding(gib: float, unsharded: int, outcome: Outcome) -> No
         "world_size": 2,
         "loss_entropy_bound": 1.3,
     }
-    answers = fsdp._sharding_observations({"native": TrainingResult(metrics, Path(), "")})
+    answers = list(fsdp._sharding_observations({"native": TrainingResult(metrics, Path(), "")}))
+    assert value("params_and_optimizer", gib * 2**30) in answers
     measurement = measured(fsdp.CHECK, answers, device="cuda", trained="yes", cpu_offload="no")
     verdicts = outcomes(fsdp.CHECK, [measurement])
     assert {verdicts[name] for name in ("unsharded_tensors", "memory_excess")} == {Outcome.PASS, outcome}

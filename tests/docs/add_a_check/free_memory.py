@@ -17,12 +17,12 @@ class FreeMemoryOptions(Options):
 
 
 def measure(context: Context, options: FreeMemoryOptions) -> Answers:
-    """Yield the free memory in GiB, and whether a job fits into it."""
+    """Yield the free memory in bytes, and whether a job fits into it."""
     from seatrial.bench import memory, rank
 
     yield from facts(rank.describe_device(context.device))  # backend, gpu and other facts that rules need
     free = memory.free_bytes(context.device)
-    yield value("free_memory", free / 2**30)
+    yield value("free_memory", free)
     if options.needed is None:
         yield absent("fits", "the option needed is not set")
     else:
@@ -40,7 +40,7 @@ CHECK = Check(
             ">= 0.90 peers",
             "less memory is free than on the other GPUs: another program uses this one",
             "end the program, or its job (scancel)",
-            unit="GiB",
+            unit="B",
             when="backend == cuda",
             cause=Cause(
                 id="less_free_memory",

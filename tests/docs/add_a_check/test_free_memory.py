@@ -43,9 +43,9 @@ def test_whether_a_job_fits(tmp_path: Path, options: dict[str, Any], outcome: Ou
 def test_gpu_with_less_free_memory_than_its_peers_fails(tmp_path: Path) -> None:
     on_cpu = measured(tmp_path)
     on_gpus = []
-    for index, gib in enumerate((140.0, 140.0, 140.0, 80.0)):
+    for index, free in enumerate((140e9, 140e9, 140e9, 80e9)):
         subject = f"node0/gpu{index}"
-        metrics = tuple(replace(metric, subject=subject, value=gib) for metric in on_cpu.metrics)
+        metrics = tuple(replace(metric, subject=subject, value=free) for metric in on_cpu.metrics)
         on_gpus.append(on_cpu.model_copy(update={"subject": subject, "metrics": metrics, "facts": ON_GPU}))
     verdicts = judge_check(catalog()[NAME], on_gpus, {}, "trial")
     failed = [verdict.subject for verdict in verdicts if verdict.outcome is Outcome.FAIL]

@@ -34,7 +34,7 @@ _RECORDED = (  # metrics of each training without a rule: name, unit, meaning, k
     ("loss_above_entropy_bound", "nats", "loss of the last steps minus the entropy of the generated data", ""),
     ("data_wait", "%", "share of a step that waits for data", "data_wait_percent"),
     ("exposed_communication", "%", "share of a step in which only communication runs", "exposed_communication_percent"),
-    ("memory_peak", "GiB", "highest memory in use by the allocator", "memory_peak_gib"),
+    ("memory_peak", "B", "highest memory in use by the allocator", "memory_peak_gib"),
     ("time_to_first_step", "s", "time from start to the end of the first step", ""),
 )
 TRAINED, ON_GPU = "trained == yes", "device == cuda and trained == yes"  # conditions of rules
@@ -310,6 +310,8 @@ def _metric_values(result: TrainingResult) -> dict[str, Any]:
     values = {TOKENS_PER_GPU: result.value(TOKENS_PER_GPU)}
     values |= {name: result.value(key) for name, _, _, key in _RECORDED}
     values |= {"wall_seconds": result.seconds, "time_to_first_step": phases.get("time_to_first_step")}
+    if values["memory_peak"] is not None:
+        values["memory_peak"] *= 2**30
     if losses:
         values |= {"loss_first": losses[0], "loss_last": losses[-1]}
         values["loss_above_entropy_bound"] = (

@@ -81,7 +81,7 @@ def _sharding_observations(results: Mapping[str, TrainingResult]) -> Answers:
         yield absent("loss_above_entropy_bound.native", "the training has no generated data, whose entropy is known")
     params_and_optimizer = native.value("params_and_optimizer_gib")
     if params_and_optimizer is not None:
-        yield value("params_and_optimizer", params_and_optimizer)
+        yield value("params_and_optimizer", params_and_optimizer * 2**30)
     yield from _results.memory_excess([native])
 
 
@@ -148,7 +148,7 @@ CHECK = Check(
         ),
         metric(
             "params_and_optimizer",
-            unit="GiB",
+            unit="B",
             meaning="memory of parameters and optimizer state on the fullest GPU",
         ),
         _results.memory_metric("cpu_offload == no"),

@@ -147,7 +147,7 @@ def memory_use(reports: Mapping[str, Mapping[str, Any]]) -> Answers:
         }
     yield fact("memory_by_run", table)
     for name, gib in state_gib.items():
-        yield value(f"state_per_rank.{name}", gib)
+        yield value(f"state_per_rank.{name}", gib * 2**30)
         if name != "ddp":
             share_gib = state_gib["ddp"] / reports[name]["world_size"]
             yield value(f"state_excess.{name}", 100 * (gib / share_gib - 1), evidence=table[name])
@@ -226,7 +226,7 @@ CHECK = Check(
         *(each for run in (*STRATEGIES, *VARIANTS) for each in _declared(run)),
         metric(
             "state_per_rank.*",
-            unit="GiB",
+            unit="B",
             meaning="weights, gradients and Adam state on the fullest rank, counted from its tensors",
         ),
     ),
