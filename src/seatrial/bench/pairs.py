@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from seatrial.bench.collectives import AllocationError, algorithm_bandwidth, measure_back_to_back
 from seatrial.bench.data_check import ExpectedPart, Mismatch
-from seatrial.bench.operations import Operation, PreparedOperation, unit_factor
+from seatrial.bench.operations import Operation, PreparedOperation
 from seatrial.model import SeatrialError, format_bytes
 
 
@@ -127,7 +127,7 @@ def _operation(
         expected = [ExpectedPart(received.numel(), 0, partner)] if receives else []
         return PreparedOperation(run, sent, received, expected)
 
-    return Operation("pairs", "1", unit_factor, prepare)
+    return Operation("pairs", prepare)
 
 
 @dataclass(frozen=True)
