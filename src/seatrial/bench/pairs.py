@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean, median
+from typing import Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from seatrial.bench.collectives import AllocationError, algorithm_bandwidth, mea
 from seatrial.bench.data_check import ExpectedPart, Mismatch
 from seatrial.bench.operations import Operation, PreparedOperation
 from seatrial.model import SeatrialError, format_bytes
+from seatrial.util.grouping import grouped
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,15 @@ class PairTiming:
     partner: int
     seconds: tuple[float, ...]
     mismatch: Mismatch | None
+
+
+Member = TypeVar("Member", contravariant=True)
+
+
+class Members(Protocol[Member]):
+    """A mapping or a sequence of the ranks of each member."""
+
+    def __getitem__(self, member: Member, /) -> Sequence[int]: ...
 
 
 TimingsByPair = dict[tuple[str, str], list[PairTiming]]  # the names of the two members of a pair → timings of its ranks
@@ -68,11 +79,10 @@ def rounds_by_group(groups: Sequence[Hashable], max_rounds: int) -> list[list[tu
     return [pairs for pairs in rounds if pairs]
 
 
-def partner_map(pairs: Iterable[tuple[int, int]], members: Sequence[Sequence[int]]) -> dict[int, int]:
-    """Rank → partner for all ranks of the paired members.
+def partner_map(pairs: Iterable[tuple[Member, Member]], members: Members[Member]) -> dict[int, int]:
+    """Rank → partner for all ranks of the paired members; ``members[i]``: the ranks of member i.
 
-    ``members[i]``: the ranks of member i. ``pairs``: indices of ``members``. Raises ValueError if paired members have
-    different numbers of ranks.
+    Raises ValueError if paired members have different numbers of ranks.
     """
     partners: dict[int, int] = {}
     for a, b in pairs:
@@ -164,21 +174,12 @@ class PairResults:
 
         These rates are low only if the rank is slow with every partner.
         """
-        return self._best(self.timings)
+        return self.best_of(self.timings)
 
-    @cached_property
-    def best_rates_with_retries(self) -> dict[int, tuple[float, ...]]:
-        """As ``best_rates``, with the rates of retries too."""
-        return self._best((*self.timings, *self.retries))
-
-    def _best(self, timings: Sequence[PairTiming]) -> dict[int, tuple[float, ...]]:
-        """Rank → its ``rates`` with the highest median."""
-        best: dict[int, tuple[float, ...]] = {}
-        for timing in timings:
-            rates = self.rates(timing)
-            if timing.rank not in best or median(rates) > median(best[timing.rank]):
-                best[timing.rank] = rates
-        return best
+    def best_of(self, timings: Iterable[PairTiming]) -> dict[int, tuple[float, ...]]:
+        """Rank → its ``rates`` with the highest median among ``timings``."""
+        rates = grouped((timing.rank, self.rates(timing)) for timing in timings)
+        return {rank: max(rates_of_rank, key=median) for rank, rates_of_rank in rates.items()}
 
     @cached_property
     def median_best_rate(self) -> float:
@@ -216,24 +217,13 @@ class PairResults:
             for pair in self.retries_by_pair
         }
 
-    def pairs_below_best(self, min_share: float) -> list[tuple[str, str]]:
-        """Pairs whose median of ``pair_shares`` is below ``min_share``, lowest first.
-
-        Both members of such a pair have faster partners.
-        """
-        return self._pairs_below(min_share, self.pair_shares)
-
-    def pairs_below_median(self, min_share: float) -> list[tuple[str, str]]:
-        """Pairs slower than ``min_share`` of ``median_best_rate``, slowest first.
-
-        A member of such a pair or the path between its members is slow.
-        """
-        return self._pairs_below(min_share * self.median_best_rate, self.pair_rates)
-
-    def _pairs_below(
+    def pairs_below(
         self, limit: float, values: Callable[[Sequence[PairTiming]], tuple[float, ...]]
     ) -> list[tuple[str, str]]:
-        """The pairs whose median of ``values`` is below ``limit``, lowest first; not those without values."""
+        """The pairs whose median of ``values`` (``pair_rates``, ``pair_shares``) is below ``limit``, lowest first.
+
+        Pairs without values are omitted.
+        """
         medians = {pair: median(found) for pair, timings in self.by_pair.items() if (found := values(timings))}
         return sorted((pair for pair in medians if medians[pair] < limit), key=medians.__getitem__)
 

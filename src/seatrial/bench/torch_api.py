@@ -61,7 +61,7 @@ class TorchApi:
         method, make_options = _METHODS[name]
         arguments: list[Any] = [[sent]]
         if method.endswith("_base"):
-            equal_blocks = [[], []] if name == "all_to_all" else []  # torch: empty lists of split sizes
+            equal_blocks: list[Any] = [[], []] if name == "all_to_all" else []  # torch: empty lists of split sizes
             arguments = [received, sent, *equal_blocks]
         elif sent is not received:
             raise ValueError("torch's process group supports this operation in place only")

@@ -313,8 +313,8 @@ def test_pair_names_do_not_depend_on_the_order_of_ranks() -> None:
 
 
 def test_steps_of_nodes_are_merged_and_smaller_nodes_end_earlier() -> None:
-    steps_by_node = [gpu_pairs._rounds(ranks) for ranks in ((0, 1, 2, 3), (4, 5))]
-    first, *others = merge_steps(steps_by_node)
+    rounds = [{0: 3, 3: 0, 1: 2, 2: 1}, {0: 2, 2: 0, 1: 3, 3: 1}, {0: 1, 1: 0, 2: 3, 3: 2}]
+    first, *others = merge_steps([rounds, [{4: 5, 5: 4}]])
     assert set(first) == {0, 1, 2, 3, 4, 5}
     assert [set(partners) for partners in others] == [{0, 1, 2, 3}] * 2
 

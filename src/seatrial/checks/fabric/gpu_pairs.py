@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -47,6 +47,7 @@ from seatrial.model import (
     parse_bytes,
     size_label,
 )
+from seatrial.util.grouping import grouped
 
 if TYPE_CHECKING:
     from seatrial.bench.pairs import PairResults, PairTiming
@@ -125,6 +126,7 @@ def _measure_rounds(
     would then differ from the rates of a single node.
     """
     from seatrial.bench import pairs, subgroups
+    from seatrial.hardware.pair_search import round_robin
 
     size = options.size or (GPU_SIZE if context.on_gpu else CPU_SIZE)
     timings: list[PairTiming] = []
@@ -133,7 +135,10 @@ def _measure_rounds(
         measure_pairs = partial(
             pairs.measure_pairs, size=size, device=context.device, seconds=options.seconds, group=group
         )
-        rounds = merge_steps([_rounds(ranks) for ranks in ranks_by_node.values()])
+        rounds = merge_steps(
+            [pairs.partner_map(paired, [(rank,) for rank in ranks]) for paired in round_robin(len(ranks), len(ranks))]
+            for ranks in ranks_by_node.values()
+        )
         for number, partners in enumerate(rounds, 1):
             context.progress(f"round {number} of {len(rounds)}")
             timings += measure_pairs(partners)
@@ -145,20 +150,14 @@ def _measure_rounds(
     return results_by_node(ranks_by_node, subjects, size, timings, retries)
 
 
-def _rounds(ranks: Sequence[int]) -> list[Partners]:
-    """The rounds of one node, in which every pair of its ranks occurs once."""
-    from seatrial.bench import pairs
-    from seatrial.hardware.pair_search import round_robin
-
-    return [pairs.partner_map(paired, [(rank,) for rank in ranks]) for paired in round_robin(len(ranks), len(ranks))]
-
-
 def _retry_steps(results: PairResults) -> list[Partners]:
     """The slow pairs of a node, one per step; empty if no two pairs of the node ever ran concurrently."""
     from seatrial.bench import pairs
 
-    slow_pairs = results.pairs_below_median(MIN_SHARE) if _has_concurrent_pairs(results) else []
-    return [pairs.partner_map([(0, 1)], [results.members[a], results.members[b]]) for a, b in slow_pairs]
+    if not _has_concurrent_pairs(results):
+        return []
+    slow_pairs = results.pairs_below(MIN_SHARE * results.median_best_rate, results.pair_rates)
+    return [pairs.partner_map([pair], results.members) for pair in slow_pairs]
 
 
 def _has_concurrent_pairs(results: PairResults) -> bool:
@@ -168,12 +167,8 @@ def _has_concurrent_pairs(results: PairResults) -> bool:
 
 def merge_steps(steps_by_node: Iterable[Sequence[Partners]]) -> list[Partners]:
     """The first steps of all nodes as one step, then the second steps, and so on."""
-    merged_steps: list[Partners] = []
-    for steps in zip_longest(*steps_by_node, fillvalue=Partners()):
-        merged_steps.append({})
-        for partners in steps:
-            merged_steps[-1] |= partners
-    return merged_steps
+    merged = zip_longest(*steps_by_node, fillvalue=Partners())
+    return [dict(chain.from_iterable(map(dict.items, steps))) for steps in merged]
 
 
 def results_by_node(
@@ -187,14 +182,9 @@ def results_by_node(
     from seatrial.bench.pairs import PairResults
 
     node_of_rank = {rank: node for node, ranks in ranks_by_node.items() for rank in ranks}
-
-    def by_node(timings: Iterable[PairTiming]) -> dict[str, list[PairTiming]]:
-        grouped: dict[str, list[PairTiming]] = {node: [] for node in ranks_by_node}
-        for timing in timings:
-            grouped[node_of_rank[timing.rank]].append(timing)
-        return grouped
-
-    timings_by_node, retries_by_node = by_node(timings), by_node(retries)
+    timings_by_node, retries_by_node = (
+        grouped((node_of_rank[timing.rank], timing) for timing in given) for given in (timings, retries)
+    )
     results: dict[str, PairResults] = {}
     for node, ranks in ranks_by_node.items():
         if len(ranks) > 1:
@@ -202,9 +192,8 @@ def results_by_node(
             # must keep its name
             ordered = sorted(ranks, key=lambda rank: (len(subjects[rank]), subjects[rank]))
             members = {subjects[rank]: (rank,) for rank in ordered}
-            results[node] = PairResults(
-                tuple(timings_by_node[node]), size, members, subjects, tuple(retries_by_node[node])
-            )
+            retries_of_node = tuple(retries_by_node.get(node, ()))
+            results[node] = PairResults(tuple(timings_by_node[node]), size, members, subjects, retries_of_node)
     return results
 
 
@@ -239,7 +228,7 @@ def _answers(node: str, results: PairResults, link: str, *, retry: bool) -> Answ
         yield value(f"busbw.{size_label(results.size)}", results.pair_rates(timings), pair, evidence=of_pair)
         if not reason and (shares := results.pair_shares(timings)):
             yield value("path_share", shares, pair, evidence=of_pair)
-    for rank, rates in results.best_rates_with_retries.items():
+    for rank, rates in results.best_of((*results.timings, *results.retries)).items():
         subject = results.subjects[rank]
         yield value("best_busbw", rates, subject)
         if reason:

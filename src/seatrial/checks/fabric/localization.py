@@ -90,7 +90,8 @@ def measure(context: Context, options: LocalizationOptions) -> Answers:
     step, step_number = next(search), 1
     while True:
         context.progress(f"{step.stage}, step {step_number}: {len(step.pairs)} pairs")
-        partners, receivers = _partners(step, members)
+        partners = pairs.partner_map(step.pairs, members)
+        receivers = {member for _, node in step.pairs for member in members[node]} if step.unidirectional else ()
         sent, sent_again = tcp.segment_counters()
         step_timings = pairs.measure_pairs(partners, size, context.device, options.seconds, receivers=receivers)
         timings += step_timings
@@ -135,18 +136,6 @@ def default_size(on_gpu: bool, network: TcpNetwork | None) -> int:
     while network and size > CPU_SIZE and network.operation_s("send_receive", size) > MAX_OPERATION_S:
         size //= 2
     return size
-
-
-def _partners(step: PairStep, members: Mapping[str, Sequence[int]]) -> tuple[dict[int, int], set[int]]:
-    """Two values: rank → its partner in this step, and the ranks that only receive."""
-    partners: dict[int, int] = {}
-    receivers: set[int] = set()
-    for first, second in step.pairs:
-        for sender, receiver in zip(members[first], members[second], strict=True):
-            partners |= {sender: receiver, receiver: sender}
-            if step.unidirectional:
-                receivers.add(receiver)
-    return partners, receivers
 
 
 def _rates(

@@ -18,6 +18,8 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING
@@ -91,22 +93,23 @@ def measure(context: Context, options: PairOptions) -> Answers:
         rounds = pairs.rounds_by_group(leaf_switches, max_rounds)
     else:
         rounds = round_robin(node_count, max_rounds)
+    measure_pairs = partial(pairs.measure_pairs, size=size, device=context.device, seconds=options.seconds)
+    members = list(ranks_by_node.values())
     timings: list[PairTiming] = []
     retries: list[PairTiming] = []
     for number, paired in enumerate(rounds, 1):
         context.progress(f"round {number} of {len(rounds)}")
-        partners = pairs.partner_map(paired, list(ranks_by_node.values()))
-        timings += pairs.measure_pairs(partners, size, context.device, options.seconds)
-    results = pairs.PairResults(tuple(timings), size, ranks_by_node, tuple(subjects))
+        timings += measure_pairs(pairs.partner_map(paired, members))
+    results = pairs.PairResults(tuple(timings), size, ranks_by_node, subjects)
     max_retries = (MAX_RETRIES if context.on_gpu else 0) if options.max_retries is None else options.max_retries
-    for a, b in results.pairs_below_best(MIN_SHARE)[:max_retries]:  # equal on all ranks, as each has all timings
+    slow_pairs = results.pairs_below(MIN_SHARE, results.pair_shares)  # equal on all ranks, as each has all timings
+    for a, b in slow_pairs[:max_retries]:
         context.progress(f"retry {a}->{b}")
-        partners = pairs.partner_map([(0, 1)], [ranks_by_node[a], ranks_by_node[b]])
-        retries += pairs.measure_pairs(partners, size, context.device, options.seconds)
+        retries += measure_pairs(pairs.partner_map([(a, b)], ranks_by_node))
     group_facts["transports"] = _nccl_log.connections_by_transport(context.device)
     if context.rank == 0:
         yield from facts({**group_facts, "nodes": node_count, "size": size, "rounds": len(rounds)})
-        results = pairs.PairResults(tuple(timings), size, ranks_by_node, tuple(subjects), tuple(retries))
+        results = replace(results, retries=tuple(retries))
         if context.topology:
             yield _pairs_by_switch(results, switches_by_node, context.topology)
         yield from _answers(results, len(rounds), transport_text(group_facts), switches_by_node)
@@ -151,7 +154,7 @@ def _answers(
     yield from facts({"comparable": "yes" if node_count > 2 else "no", "max_locatable_nodes": max_located})
     yield fact("pair_matrix", {"nodes": [*results.members], "gb_s": results.rate_matrix(results.by_pair)})
     slow_paths: dict[str, str] = {}  # pair → the switches between its nodes
-    for a, b in results.pairs_below_best(MIN_SHARE) if switches_by_node else ():
+    for a, b in results.pairs_below(MIN_SHARE, results.pair_shares) if switches_by_node else ():
         slow_paths[f"{a}->{b}"] = " – ".join(switch_path(switches_by_node[a], switches_by_node[b])) or "unknown"
     retried = {f"{a}->{b}": rates for (a, b), rates in results.retry_rates().items()}
     for (a, b), timings in results.by_pair.items():
