@@ -155,13 +155,12 @@ class PairResults:
     retries: tuple[PairTiming, ...] = ()  # second timings of slow pairs, without concurrent pairs
 
     @cached_property
-    def corrupted(self) -> list[PairTiming]:
-        """The timings with wrong received data, including retries."""
-        return [timing for timing in (*self.timings, *self.retries) if timing.mismatch]
+    def all_timings(self) -> tuple[PairTiming, ...]:
+        return (*self.timings, *self.retries)
 
     @cached_property
     def _corrupted_pairs(self) -> set[frozenset[int]]:
-        return {frozenset((timing.rank, timing.partner)) for timing in self.corrupted}
+        return {frozenset((timing.rank, timing.partner)) for timing in self.all_timings if timing.mismatch}
 
     def rates(self, timing: PairTiming) -> tuple[float, ...]:
         """GB/s of one rank in every window; 0 if its pair received wrong data in any round or retry."""

@@ -8,7 +8,7 @@ from pydantic import JsonValue
 from seatrial.bench.collectives import CollectiveResult, Timings
 from seatrial.bench.data_check import Mismatch
 from seatrial.bench.operations import OPERATIONS
-from seatrial.bench.pairs import PairResults, PairTiming
+from seatrial.bench.pairs import PairTiming
 from seatrial.bench.subgroups import GroupResult
 from seatrial.checks.declare import NoValue, Value, value
 from seatrial.checks.fabric import _results, _wrong_data
@@ -83,7 +83,7 @@ def test_wrong_data_counts_elements_and_locates_them() -> None:
 def test_wrong_data_of_a_pair_names_sender_and_receiver() -> None:
     pair_timings = (PairTiming(0, 1, (0.1,), None), PairTiming(1, 0, (0.1,), WRONG))
     subjects = ("node0/gpu0", "node1/gpu0")
-    wrong = _wrong_data.pair_wrong_data(PairResults(pair_timings, 2**20, {"node0": (0,), "node1": (1,)}, subjects))
+    wrong = _wrong_data.wrong_data(_wrong_data.in_pairs(pair_timings, subjects))
     assert isinstance(wrong.evidence, dict)
     assert isinstance(wrong.evidence["wrong_data"], list)
     (entry,) = wrong.evidence["wrong_data"]
@@ -123,7 +123,7 @@ def test_transport_text_is_from_the_log() -> None:
 def test_wrong_data_of_groups_is_located() -> None:
     timings = Timings(windows=((1.0, 1.0),), per_window=1, warmup=1)
     bad, good = GroupResult((1, 3), timings, {3: Mismatch(2, 5, "1.0", "2.0", "0x1")}), GroupResult((0, 2), timings, {})
-    wrong = _wrong_data.group_wrong_data({"rail0": good, "rail1": bad})
+    wrong = _wrong_data.wrong_data(_wrong_data.in_groups({"rail0": good, "rail1": bad}))
     assert wrong.value == 2
     assert wrong.evidence == {
         "wrong_data": [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 NOT_LOGGED = "not logged"  # in facts: NCCL's log has no line on this value
 
@@ -20,6 +21,13 @@ def log_size(device: str) -> int:
 
     log = group.nccl_log_path()
     return log.stat().st_size if device.startswith("cuda") and log.is_file() else 0
+
+
+def group_facts(device: str, log_offset: int = 0) -> dict[str, Any]:
+    """The facts of ``collectives.describe_group`` and the transports. All ranks call this after the measurement."""
+    from seatrial.bench import collectives
+
+    return {**collectives.describe_group(), "transports": connections_by_transport(device, log_offset)}
 
 
 def connections_by_transport(device: str, offset: int = 0) -> dict[str, int]:

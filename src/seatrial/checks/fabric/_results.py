@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, JsonValue
 
 from seatrial.checks import declare
-from seatrial.checks.check import Options, Seconds
+from seatrial.checks.check import Context, Options, Seconds
 from seatrial.checks.declare import Answers, Value, absent, fact, value
-from seatrial.model import CLUSTER, ByteSize, Fact, Outcome, Series, size_label
+from seatrial.model import CLUSTER, ByteSize, Fact, NotApplicable, Outcome, Series, size_label
 from seatrial.util.quantiles import median_interval
 
 if TYPE_CHECKING:
@@ -34,6 +34,16 @@ MODE_DESCRIPTIONS = {
     "percentiles": "percentiles: each operation timed separately; its time is that of its slowest rank",
 }
 MAX_DRIFT = 0.02  # a larger drift is reported; two identical runs may differ by up to this value
+
+
+def several_nodes(context: Context, reason: str) -> dict[str, tuple[int, ...]]:
+    """The ranks of each node. Raises NotApplicable on a single node; ``reason``: why it is not measured."""
+    from seatrial.bench import subgroups
+
+    ranks_by_node = subgroups.ranks_by_node(context.node)
+    if len(ranks_by_node) < 2:
+        raise NotApplicable(f"one node: {reason}")
+    return ranks_by_node
 
 
 class GroupOptions(Options):

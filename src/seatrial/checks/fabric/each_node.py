@@ -16,8 +16,14 @@ from pydantic import Field
 from seatrial.checks.check import Check, Context, Needs, SkipIf, facts
 from seatrial.checks.declare import Answers, Comparison, absent, fact, metric, not_requested, unreadable, value
 from seatrial.checks.fabric import _nccl_log
-from seatrial.checks.fabric._results import GroupOptions, allocation_metric, sizes_not_allocated, transport_text
-from seatrial.checks.fabric._wrong_data import group_wrong_data, wrong_data_metric
+from seatrial.checks.fabric._results import (
+    GroupOptions,
+    allocation_metric,
+    several_nodes,
+    sizes_not_allocated,
+    transport_text,
+)
+from seatrial.checks.fabric._wrong_data import in_groups, wrong_data, wrong_data_metric
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.model import (
     ByteSize,
@@ -53,20 +59,18 @@ def measure(context: Context, options: EachNodeOptions) -> Answers:
 
     Raises NotApplicable on a single node and with one rank per node, and SeatrialError if no size fits into memory.
     """
-    from seatrial.bench import collectives, rank, subgroups
+    from seatrial.bench import rank, subgroups
 
-    all_nodes = subgroups.ranks_by_node(context.node)
-    if len(all_nodes) < 2:
-        raise NotApplicable("one node: covered by collectives.all_reduce")
+    all_nodes = several_nodes(context, "covered by collectives.all_reduce")
     ranks_by_node = {node: ranks for node, ranks in all_nodes.items() if len(ranks) > 1}
     if not ranks_by_node:
         raise NotApplicable("one rank per node: no all-reduce within a node")
-    group_facts, models = collectives.describe_group(), subgroups.gpu_models(all_nodes[context.node], context.device)
+    models = subgroups.gpu_models(all_nodes[context.node], context.device)
     models_by_rank = rank.gather(models)  # rank → the GPU models of its node
     rank.release_memory(context.device)
     log_offset = _nccl_log.log_size(context.device)
     size, results, not_allocated = _measure_largest_size(context, options, list(ranks_by_node.values()))
-    group_facts["transports"] = _nccl_log.connections_by_transport(context.device, log_offset)
+    group_facts = _nccl_log.group_facts(context.device, log_offset)
     result = dict(zip(ranks_by_node, results, strict=True)).get(context.node)
     if not result or context.rank != result.ranks[0]:
         return
@@ -89,7 +93,7 @@ def measure(context: Context, options: EachNodeOptions) -> Answers:
         yield value("node_share", [busbw / max(busbw_of_same_gpus) for busbw in result.busbw(size)], context.node)
     else:
         yield absent("node_share", "no other node has the same GPUs", context.node)
-    yield group_wrong_data({context.node: result}, context.node)
+    yield wrong_data(in_groups({context.node: result}), context.node)
     yield sizes_not_allocated(not_allocated, context.node)
     for label, reason in not_allocated.items():
         yield unreadable(f"busbw.{label}", f"no memory at {reason}")

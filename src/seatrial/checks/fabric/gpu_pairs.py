@@ -34,7 +34,7 @@ from seatrial.checks.declare import (
 )
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import transport_text
-from seatrial.checks.fabric._wrong_data import pair_wrong_data, wrong_data_metric
+from seatrial.checks.fabric._wrong_data import in_pairs, wrong_data, wrong_data_metric
 from seatrial.discover import gpu
 from seatrial.discover.nvlinks import NVLINK, UNKNOWN_LINK, link_types
 from seatrial.hardware.links import COLLECTIVE
@@ -80,13 +80,13 @@ def measure(context: Context, options: GpuPairOptions) -> Answers:
 
     Raises NotApplicable if no node has two ranks, and SeatrialError if the buffers do not fit.
     """
-    from seatrial.bench import collectives, rank, subgroups
+    from seatrial.bench import rank, subgroups
 
     ranks_by_node = subgroups.ranks_by_node(context.node)
     node_ranks = ranks_by_node[context.node]
     if max(map(len, ranks_by_node.values())) < 2:
         raise NotApplicable("one GPU per node: no pairs within a node")
-    group_facts, models = collectives.describe_group(), subgroups.gpu_models(node_ranks, context.device)
+    models = subgroups.gpu_models(node_ranks, context.device)
     subjects, nvml_indices = rank.gather(context.subject), rank.gather(context.nvml_index)
     # Connections are read from this byte of the log on. With several nodes, the group of each node is opened below,
     # and NCCL logs its connections then; earlier lines are of other groups. On one node NCCL may reuse connections of
@@ -94,7 +94,7 @@ def measure(context: Context, options: GpuPairOptions) -> Answers:
     log_offset = _nccl_log.log_size(context.device) if len(ranks_by_node) > 1 else 0
     retry = context.on_gpu if options.retry_slow_pairs is None else options.retry_slow_pairs
     all_results = _measure_rounds(context, options, ranks_by_node, subjects, retry=retry)
-    group_facts["transports"] = _nccl_log.connections_by_transport(context.device, log_offset)
+    group_facts = _nccl_log.group_facts(context.device, log_offset)
     results = all_results.get(context.node)
     if results and context.rank == node_ranks[0]:
         link = ""
@@ -228,7 +228,7 @@ def _answers(node: str, results: PairResults, link: str, *, retry: bool) -> Answ
         yield value(f"busbw.{size_label(results.size)}", results.pair_rates(timings), pair, evidence=of_pair)
         if not reason and (shares := results.pair_shares(timings)):
             yield value("path_share", shares, pair, evidence=of_pair)
-    for rank, rates in results.best_of((*results.timings, *results.retries)).items():
+    for rank, rates in results.best_of(results.all_timings).items():
         subject = results.subjects[rank]
         yield value("best_busbw", rates, subject)
         if reason:
@@ -246,7 +246,7 @@ def _answers(node: str, results: PairResults, link: str, *, retry: bool) -> Answ
     else:
         yield absent("shared_links", "no pair was measured without concurrent pairs, which shows shared links")
     yield fact("max_locatable_gpus", max_locatable(len(results.members)))
-    yield pair_wrong_data(results, node)
+    yield wrong_data(in_pairs(results.all_timings, results.subjects), node)
 
 
 def _pair_subject(a: str, b: str) -> str:

@@ -23,8 +23,8 @@ from pydantic import Field
 from seatrial.checks.check import Check, Context, Needs, Options, Seconds, SkipIf, facts
 from seatrial.checks.declare import Answers, fact, metric, value
 from seatrial.checks.fabric import _nccl_log
-from seatrial.checks.fabric._results import transport_text
-from seatrial.checks.fabric._wrong_data import pair_wrong_data, wrong_data_metric
+from seatrial.checks.fabric._results import several_nodes, transport_text
+from seatrial.checks.fabric._wrong_data import in_pairs, wrong_data, wrong_data_metric
 from seatrial.hardware.network_time import TcpNetwork
 from seatrial.hardware.pair_rates import (
     CPU_LIMITS,
@@ -36,7 +36,7 @@ from seatrial.hardware.pair_rates import (
     PairStep,
 )
 from seatrial.hardware.pair_search import pair_search
-from seatrial.model import ByteSize, NotApplicable, Phase, Scope, format_bytes, parse_bytes
+from seatrial.model import ByteSize, Phase, Scope, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from seatrial.bench.pairs import PairTiming
@@ -71,12 +71,9 @@ def measure(context: Context, options: LocalizationOptions) -> Answers:
 
     Raises NotApplicable on one node.
     """
-    from seatrial.bench import collectives, pairs, rank, subgroups, tcp
+    from seatrial.bench import pairs, rank, tcp
 
-    all_ranks = subgroups.ranks_by_node(context.node)
-    if len(all_ranks) < 2:
-        raise NotApplicable("one node: there are no pairs of nodes")
-    subjects, group_facts = rank.gather(context.subject), collectives.describe_group()
+    all_ranks, subjects = several_nodes(context, "there are no pairs of nodes"), rank.gather(context.subject)
     rail_count = min(map(len, all_ranks.values())) if context.on_gpu else 1
     members = {node: node_ranks[:rail_count] for node, node_ranks in all_ranks.items()}  # node → ranks that send
     subjects_by_node = {node: [subjects[member] for member in node_ranks] for node, node_ranks in members.items()}
@@ -104,7 +101,7 @@ def measure(context: Context, options: LocalizationOptions) -> Answers:
         except StopIteration as search_end:
             conclusion = search_end.value
             break
-    group_facts["transports"] = _nccl_log.connections_by_transport(context.device)
+    group_facts = _nccl_log.group_facts(context.device)
     if context.rank != 0:
         return
     results = pairs.PairResults(tuple(timings), size, members, subjects)
@@ -118,7 +115,7 @@ def measure(context: Context, options: LocalizationOptions) -> Answers:
     }
     for name, parts in slow_parts.items():
         yield value(name, len(parts), evidence=parts)
-    yield pair_wrong_data(results)
+    yield wrong_data(in_pairs(results.all_timings, results.subjects))
     statistic = "median" if context.on_gpu else "fastest"
     yield fact(
         "method",

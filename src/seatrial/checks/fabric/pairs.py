@@ -29,13 +29,12 @@ from pydantic import Field
 from seatrial.checks.check import Check, Context, Needs, Options, Seconds, SkipIf, facts
 from seatrial.checks.declare import Answers, Comparison, FindingTemplate, fact, metric, value, warning
 from seatrial.checks.fabric import _nccl_log
-from seatrial.checks.fabric._results import transport_text
-from seatrial.checks.fabric._wrong_data import pair_wrong_data, wrong_data_metric
+from seatrial.checks.fabric._results import several_nodes, transport_text
+from seatrial.checks.fabric._wrong_data import in_pairs, wrong_data, wrong_data_metric
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.model import (
     ByteSize,
     Fact,
-    NotApplicable,
     Phase,
     Scope,
     SeatrialError,
@@ -76,14 +75,11 @@ class PairOptions(Options):
 
 def measure(context: Context, options: PairOptions) -> Answers:
     """Yield the cluster's metrics on rank 0. Raises NotApplicable on a single node."""
-    from seatrial.bench import collectives, pairs, rank, subgroups
+    from seatrial.bench import pairs, rank
     from seatrial.hardware.pair_search import round_robin
 
-    ranks_by_node = subgroups.ranks_by_node(context.node)
-    node_count = len(ranks_by_node)
-    if node_count < 2:
-        raise NotApplicable("one node: no pairs of nodes")
-    subjects, group_facts = rank.gather(context.subject), collectives.describe_group()
+    ranks_by_node = several_nodes(context, "no pairs of nodes")
+    node_count, subjects = len(ranks_by_node), rank.gather(context.subject)
     size = options.size or (GPU_SIZE if context.on_gpu else CPU_SIZE)
     max_rounds = options.rounds or (node_count if node_count <= MAX_NODES_ALL_PAIRS else MAX_ROUNDS)
     switches_by_node = _switches_by_node(context, list(ranks_by_node))
@@ -106,7 +102,7 @@ def measure(context: Context, options: PairOptions) -> Answers:
     for a, b in slow_pairs[:max_retries]:
         context.progress(f"retry {a}->{b}")
         retries += measure_pairs(pairs.partner_map([(a, b)], ranks_by_node))
-    group_facts["transports"] = _nccl_log.connections_by_transport(context.device)
+    group_facts = _nccl_log.group_facts(context.device)
     if context.rank == 0:
         yield from facts({**group_facts, "nodes": node_count, "size": size, "rounds": len(rounds)})
         results = replace(results, retries=tuple(retries))
@@ -171,7 +167,7 @@ def _answers(
     # No shares: every rank of the pair received wrong data
     fast_in_retry_count = sum(bool(shares) and median(shares) >= MIN_SHARE for shares in shares_in_retry)
     yield value("shared_paths", fast_in_retry_count, evidence={"slow_paths": slow_paths, "single_pair": retried})
-    yield pair_wrong_data(results)
+    yield wrong_data(in_pairs(results.all_timings, results.subjects))
     guarantee = f"up to {max_located} bad {'node is' if max_located == 1 else 'nodes are'} located exactly"
     if node_count == 2:
         guarantee = "with two nodes a slow node cannot be distinguished from the other or from the path"

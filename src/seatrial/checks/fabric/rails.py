@@ -12,10 +12,10 @@ from seatrial.checks.cause import Cause
 from seatrial.checks.check import Check, Context, Needs, SkipIf, facts
 from seatrial.checks.declare import Answers, Comparison, absent, fact, metric, value
 from seatrial.checks.fabric import _nccl_log
-from seatrial.checks.fabric._results import GroupOptions, transport_text
-from seatrial.checks.fabric._wrong_data import group_wrong_data, wrong_data_metric
+from seatrial.checks.fabric._results import GroupOptions, several_nodes, transport_text
+from seatrial.checks.fabric._wrong_data import in_groups, wrong_data, wrong_data_metric
 from seatrial.hardware.links import COLLECTIVE
-from seatrial.model import CLUSTER, NotApplicable, Phase, Scope, Series, format_bytes, parse_bytes
+from seatrial.model import CLUSTER, Phase, Scope, Series, format_bytes, parse_bytes
 
 # GPU_SIZE takes about 10 ms at the 50 GB/s of a 400 Gb/s NIC. CPU_SIZE is for CPU-only runs.
 GPU_SIZE, CPU_SIZE = parse_bytes("256MiB"), parse_bytes("1MiB")
@@ -27,17 +27,14 @@ def measure(context: Context, options: GroupOptions) -> Answers:
 
     Raises NotApplicable on a single node.
     """
-    from seatrial.bench import collectives, subgroups
+    from seatrial.bench import subgroups
 
-    nodes = subgroups.ranks_by_node(context.node)
-    if len(nodes) < 2:
-        raise NotApplicable("one node: rails connect several nodes")
-    group_facts = collectives.describe_group()
+    nodes = several_nodes(context, "rails connect several nodes")
     size = options.size or (GPU_SIZE if context.on_gpu else CPU_SIZE)
     rails = group_by_rail(nodes)
     context.progress(f"{len(rails)} rails concurrently, {format_bytes(size)}")
     results = subgroups.measure_all_reduce(rails, size, context.device, options.seconds)
-    group_facts["transports"] = _nccl_log.connections_by_transport(context.device)
+    group_facts = _nccl_log.group_facts(context.device)
     if context.rank != 0:
         return
     yield from facts({**group_facts, "nodes": len(nodes), "size": size})
@@ -53,7 +50,7 @@ def measure(context: Context, options: GroupOptions) -> Answers:
             yield value("rail_share", [busbw / overall_median for busbw in samples], f"rail{number}")
     x = tuple(map(float, range(len(rails))))
     yield Series(name="rail_busbw", subject=CLUSTER, x=x, y=rail_medians, x_unit="rail", y_unit="GB/s")
-    yield group_wrong_data({f"rail{number}": result for number, result in enumerate(results)})
+    yield wrong_data(in_groups({f"rail{number}": result for number, result in enumerate(results)}))
     yield fact(
         "method",
         f"{transport_text(group_facts)}: all-reduce of {format_bytes(size)} on {len(rails)} rails concurrently, "

@@ -17,19 +17,16 @@ from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING
 
-from pydantic import JsonValue
-
 from seatrial.checks.check import Check, Context, Needs, SkipIf, facts, ratios
 from seatrial.checks.declare import Answers, NoValue, Value, absent, fact, metric, value
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._forced_ring import run_rings
-from seatrial.checks.fabric._results import GroupOptions, transport_text
-from seatrial.checks.fabric._wrong_data import wrong_data, wrong_data_metric
+from seatrial.checks.fabric._results import GroupOptions, several_nodes, transport_text
+from seatrial.checks.fabric._wrong_data import in_groups, in_pairs, wrong_data, wrong_data_metric
 from seatrial.hardware import networks
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.model import (
     CLUSTER,
-    NotApplicable,
     Phase,
     Scope,
     SeatrialError,
@@ -39,7 +36,6 @@ from seatrial.model import (
 )
 
 if TYPE_CHECKING:
-    from seatrial.bench.data_check import Mismatch
     from seatrial.bench.pairs import PairTiming
     from seatrial.bench.subgroups import GroupResult
 
@@ -72,13 +68,10 @@ def measure(context: Context, options: GroupOptions) -> Answers:
 
     Raises NotApplicable on a single node, and SeatrialError if the child processes with NCCL_ALGO=Ring fail.
     """
-    from seatrial.bench import collectives, pairs, subgroups
+    from seatrial.bench import pairs, subgroups
 
-    ranks_by_node = subgroups.ranks_by_node(context.node)
-    node_count = len(ranks_by_node)
-    if node_count < 2:
-        raise NotApplicable("one node: scaling needs at least two")
-    group_facts, members = collectives.describe_group(), list(ranks_by_node.values())
+    ranks_by_node = several_nodes(context, "scaling needs at least two")
+    node_count, members = len(ranks_by_node), list(ranks_by_node.values())
     size = options.size or (gpu_size(context.world_size) if context.on_gpu else CPU_SIZE)
     results: dict[int, GroupResult] = {}  # number of nodes → result
     for count, ranks in ranks_by_node_count(members).items():
@@ -87,7 +80,7 @@ def measure(context: Context, options: GroupOptions) -> Answers:
     context.progress("NICs of two nodes")
     pair_size, partners = min(size, PAIR_SIZE), pairs.partner_map([(0, 1)], members)
     pair_timings = pairs.measure_pairs(partners, pair_size, context.device, options.seconds)
-    transports = group_facts["transports"] = _nccl_log.connections_by_transport(context.device)
+    group_facts = _nccl_log.group_facts(context.device)
     ring_busbw: dict[str, Sequence[float]] = {}
     if context.on_gpu and node_count > 2:
         context.progress("NCCL_ALGO=Ring")
@@ -96,11 +89,12 @@ def measure(context: Context, options: GroupOptions) -> Answers:
         yield from facts({**group_facts, "nodes": node_count, "size": size, "node_order": list(ranks_by_node)})
         yield from _by_node_count(results, size)
         network_busbw = _network_busbw([timing for timing in pair_timings if timing.rank in members[0]], pair_size)
-        yield from _efficiencies(results, size, network_busbw, ring_busbw, transports)
+        yield from _efficiencies(results, size, network_busbw, ring_busbw, group_facts["transports"])
         if node_count == 2:
             yield absent("ring_efficiency", "there are only 2 nodes")
-        yield wrong_data(_located_mismatches(results, pair_timings))
-        rank_counts = ", ".join(f"{len(result.ranks)} on {_nodes_label(count)}" for count, result in results.items())
+        groups = {_nodes_label(count): result for count, result in results.items()}
+        yield wrong_data([*in_groups(groups), *in_pairs(pair_timings, range(context.world_size))])
+        rank_counts = ", ".join(f"{len(result.ranks)} on {label}" for label, result in groups.items())
         yield fact(
             "method",
             f"{transport_text(group_facts)}: all-reduce of {format_bytes(size)} over the first nodes in rank "
@@ -176,21 +170,6 @@ def _efficiencies(
 
 def _efficiency(name: str, samples: Sequence[float], base: Sequence[float]) -> Value:
     return value(name, median(samples) / median(base))._replace(samples=ratios(samples, base))
-
-
-def _located_mismatches(
-    results: Mapping[int, GroupResult], pair_timings: Sequence[PairTiming]
-) -> Iterator[tuple[dict[str, JsonValue], Mismatch]]:
-    """Yield (location, mismatch) for all wrong data.
-
-    The location has the number of nodes and the rank for an all-reduce, and sender and receiver for a pair.
-    """
-    for count, result in results.items():
-        for rank, mismatch in result.mismatches.items():
-            yield {"group": _nodes_label(count), "rank": rank}, mismatch
-    for timing in pair_timings:
-        if timing.mismatch:
-            yield {"from": timing.partner, "to": timing.rank}, timing.mismatch
 
 
 def _measure_rings(
