@@ -26,7 +26,7 @@ def timings(*seconds: float) -> Timings:
 def test_back_to_back_values_are_of_the_median_window() -> None:
     operation = OPERATIONS["all_gather"]  # with two ranks busbw is half of algbw
     result = CollectiveResult(size=10**9, timings=timings(0.009, 0.019, 0.029), mismatches={})
-    by_name = {metric.name: metric for metric in _results.back_to_back_values(2**30, result, operation)}
+    by_name = {metric.name: metric for metric in _results.speed_values(2**30, result, operation)}
     assert by_name.keys() == {"busbw.1GiB", "latency.1GiB", "latency_max.1GiB"}
     assert by_name["busbw.1GiB"].value == pytest.approx(1e9 / 0.0195 / 1e9 / 2)
     assert by_name["latency.1GiB"].value == pytest.approx(19_500)

@@ -14,7 +14,7 @@ from typing import Any
 from seatrial.checks.check import Context
 from seatrial.checks.declare import Answers, absent, fact, metric, value
 from seatrial.checks.fabric._nccl_log import logging_environment
-from seatrial.checks.fabric._sizes import CollectiveOptions, default_sizes, omitted_sizes
+from seatrial.checks.fabric._sizes import CollectiveOptions, default_gpu_sizes, omitted_sizes
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.hardware.network_time import OPERATIONS_PER_SIZE, limit_with_network
 from seatrial.model import SeatrialError, format_bytes, parse_bytes, size_label
@@ -99,7 +99,7 @@ def measure(context: Context, options: CollectiveOptions) -> Answers:
     context.progress("NCCL_ALGO=Ring")
     network = context.tcp_network
     omitted = omitted_sizes("all_reduce", options, network)
-    size = max(size for size in default_sizes("all_reduce", nodes).gpu if size not in omitted)
+    size = max(size for size in default_gpu_sizes("all_reduce", nodes) if size not in omitted)
     groups = {_ALL_RANKS: range(context.world_size)}
     rank_0_result = run_rings(context, groups, size, options.seconds_per_size, LIMIT_S)[0]
     if context.rank == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 from statistics import fmean, median, pstdev
 from typing import TYPE_CHECKING, Any
@@ -57,31 +57,27 @@ class GroupOptions(Options):
     seconds: Seconds = 1.0
 
 
-def back_to_back_values(
-    size: int, result: CollectiveResult, operation: Operation, suffix: str = "", evidence: JsonValue = None
+def speed_values(
+    size: int,
+    result: CollectiveResult,
+    operation: Operation,
+    quantities: Sequence[str] = ("busbw", "latency", "latency_max"),
+    *,
+    prefix: str = "",
+    suffix: str = "",
+    evidence: JsonValue = None,
 ) -> Iterator[Value]:
-    """Yield busbw, latency (mean over ranks) and latency_max (slowest rank): medians over windows.
+    """Yield busbw (GB/s), latency (us, mean over ranks) and latency_max (us, slowest rank) of the median window.
 
     ``samples`` has one value per window. ``evidence``: of busbw.
     """
-    for name in ("busbw", "latency", "latency_max"):
-        yield _value(f"{name}{suffix}", name, size, result, operation, evidence if name == "busbw" else None)
-
-
-def cuda_graph_values(size: int, result: CollectiveResult, operation: Operation) -> Iterator[Value]:
-    """Yield time (us) and bus bandwidth (GB/s) of operations in a CUDA graph."""
-    for name in ("latency", "busbw"):
-        yield _value(f"cuda_graph_{name}", name, size, result, operation)
-
-
-def _value(
-    name: str, quantity: str, size: int, result: CollectiveResult, operation: Operation, evidence: JsonValue = None
-) -> Value:
-    timings = result.timings
-    windows = timings.window_maxima if quantity == "latency_max" else timings.window_means
-    samples = tuple(_converted(quantity, result, seconds, operation) for seconds in windows)
-    median_window = _converted(quantity, result, median(windows), operation)
-    return value(f"{name}.{size_label(size)}", median_window, evidence=evidence)._replace(samples=samples)
+    for quantity in quantities:
+        windows = result.timings.window_maxima if quantity == "latency_max" else result.timings.window_means
+        median_window = _converted(quantity, result, median(windows), operation)
+        name = f"{prefix}{quantity}{suffix}.{size_label(size)}"
+        yield value(name, median_window, evidence=evidence if quantity == "busbw" else None)._replace(
+            samples=tuple(_converted(quantity, result, seconds, operation) for seconds in windows)
+        )
 
 
 def _converted(quantity: str, result: CollectiveResult, seconds: float, operation: Operation) -> float:
@@ -119,15 +115,11 @@ def percentile_values(size: int, result: CollectiveResult, subjects: Sequence[st
 
 def timing_facts(results: Results, subjects: Sequence[str], suffix: str = "") -> Iterator[Fact]:
     """Yield four facts with a value per size: exact bytes, iterations, spread (us) and drift (%)."""
-    value_functions: dict[str, Callable[[CollectiveResult], JsonValue]] = {
-        "sizes": lambda result: result.size,
-        "iterations": lambda result: iterations(result.timings),
-        "spread": lambda result: _spread(result.timings, subjects),
-        "drift_percent": lambda result: 100 * result.timings.drift,
-    }
-    for name, value_of in value_functions.items():
-        value_by_size = {size_label(size): value_of(result) for size, result in results.items()}
-        yield fact(f"{name}{suffix}", value_by_size)
+    by_label = {size_label(size): result for size, result in results.items()}
+    yield fact(f"sizes{suffix}", {label: result.size for label, result in by_label.items()})
+    yield fact(f"iterations{suffix}", {label: iterations(result.timings) for label, result in by_label.items()})
+    yield fact(f"spread{suffix}", {label: _spread(result.timings, subjects) for label, result in by_label.items()})
+    yield fact(f"drift_percent{suffix}", {label: 100 * result.timings.drift for label, result in by_label.items()})
 
 
 def size_curves(results: Results, operation: Operation, prefix: str = "") -> Iterator[Series]:
