@@ -103,15 +103,12 @@ def _nvls_missing(transport_by_rank: Mapping[str, RankTransport], settings: Mapp
     """The number of ranks that do not use NVLink SHARP (NVLS), or why NCCL need not use it."""
     from seatrial.hardware.references import skus
 
-    models_with_data: set[str] = set()
-    models_with_nvls: set[str] = set()
-    for sku in skus():
-        models_with_data.update(sku.nvml_names)
-        models_with_nvls.update(sku.nvml_names if sku.nvls else ())
+    has_nvls = {name: sku.nvls for sku in skus() for name in sku.nvml_names}
     min_gpus = min(Counter(subject.partition("/")[0] for subject in transport_by_rank).values())
     not_logged = [subject for subject, transport in transport_by_rank.items() if transport.log.nvls_channels is None]
-    models_without_nvls = sorted({transport.gpu_model for transport in transport_by_rank.values()} - models_with_nvls)
-    unknown_models = [name or "a GPU without a name" for name in models_without_nvls if name not in models_with_data]
+    models = sorted({transport.gpu_model for transport in transport_by_rank.values()})
+    models_without_nvls = [name for name in models if not has_nvls.get(name)]
+    unknown_models = [name or "a GPU without a name" for name in models if name not in has_nvls]
     reason = ""
     if unknown_models:
         reason = f"no data on NVLink SHARP of {' and '.join(unknown_models)}"
@@ -149,17 +146,15 @@ def _rank_transport(context: Context) -> RankTransport:
 
 def _unreadable_states(rdma: RdmaFacts) -> str:
     """The fields that RdmaFacts.status_readable depends on and that could not be read, with the reasons."""
-    unreadable_by_place = {"": rdma.unreadable}  # device, or device/port → field → reason
-    for device in rdma.devices:
-        unreadable_by_place[device.name] = device.unreadable
-    for device in rdma.devices:
-        unreadable_by_place |= {f"{device.name}/{port.port}": port.unreadable for port in device.ports}
-    texts: list[str] = []
-    for place, unreadable in unreadable_by_place.items():
-        for field, reason in unreadable.items():
-            if field in ("devices", "verbs_accessible", "ports", "state"):
-                texts.append(f"{place} {field}: {reason}".lstrip())
-    return "; ".join(texts)
+    places = [("", rdma.unreadable), *((device.name, device.unreadable) for device in rdma.devices)]
+    places += [(f"{device.name}/{port.port}", port.unreadable) for device in rdma.devices for port in device.ports]
+    fields = ("devices", "verbs_accessible", "ports", "state")
+    return "; ".join(
+        f"{place} {field}: {reason}".lstrip()
+        for place, unreadable in places
+        for field, reason in unreadable.items()
+        if field in fields
+    )
 
 
 def _transport_facts(transport_by_rank: Mapping[str, RankTransport], options: TransportOptions) -> dict[str, Any]:
@@ -173,19 +168,19 @@ def _transport_facts(transport_by_rank: Mapping[str, RankTransport], options: Tr
     logs = {subject: transport.log for subject, transport in transport_by_rank.items()}
     first_log = next(iter(logs.values()))
     connection_counts = sum((Counter(log.transports) for log in logs.values()), Counter[str]())
-    rdma_ports: dict[str, list[str]] = {}  # node → ports of NCCL's IB transport, if logged
-    socket_interfaces: dict[str, list[str]] = {}  # node → interfaces of NCCL's socket transport, if logged
+    rdma_ports: dict[str, set[str]] = {}  # node → ports of NCCL's IB transport, if logged
+    socket_interfaces: dict[str, set[str]] = {}  # node → interfaces of NCCL's socket transport, if logged
     differing_ranks: dict[str, dict[str, object]] = {}
     first_values = {"network": first_log.network, "net_plugin": first_log.plugin, "settings": first_log.settings}
     for subject, log in logs.items():
         node = subject.partition("/")[0]
         if log.hcas:
-            rdma_ports[node] = sorted({*rdma_ports.get(node, ()), *log.hcas})
+            rdma_ports.setdefault(node, set()).update(log.hcas)
         if log.uses_sockets and log.socket_interfaces:
-            socket_interfaces[node] = sorted({*socket_interfaces.get(node, ()), *log.socket_interfaces})
+            socket_interfaces.setdefault(node, set()).update(log.socket_interfaces)
         values: dict[str, object] = {"network": log.network, "net_plugin": log.plugin, "settings": log.settings}
-        if values != first_values:
-            differing_ranks[subject] = {name: value for name, value in values.items() if value != first_values[name]}
+        if differing := {name: value for name, value in values.items() if value != first_values[name]}:
+            differing_ranks[subject] = differing
     suffix = " (set by seatrial)"  # NCCL's log does not say who set a variable
     settings = {
         name: f"{value}{suffix if name in group.set_by_seatrial else ''}" for name, value in first_log.settings.items()
@@ -198,8 +193,8 @@ def _transport_facts(transport_by_rank: Mapping[str, RankTransport], options: Tr
         "network": first_log.network,
         "net_plugin": first_log.plugin or "none loaded",
         "net_plugin_version": first_log.plugin_version or NOT_LOGGED,
-        "rdma_ports": rdma_ports,
-        "socket_interfaces": socket_interfaces,
+        "rdma_ports": {node: sorted(ports) for node, ports in rdma_ports.items()},
+        "socket_interfaces": {node: sorted(interfaces) for node, interfaces in socket_interfaces.items()},
         "channels": first_log.channels,
         "nvls_channels": first_log.nvls_channels,
         "settings": settings,
