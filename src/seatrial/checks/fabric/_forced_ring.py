@@ -14,8 +14,8 @@ from typing import Any
 from seatrial.checks.check import Context
 from seatrial.checks.declare import Answers, absent, fact, metric, value
 from seatrial.checks.fabric._nccl_log import logging_environment
+from seatrial.checks.fabric._results import bandwidth
 from seatrial.checks.fabric._sizes import CollectiveOptions, default_gpu_sizes, omitted_sizes
-from seatrial.hardware.links import COLLECTIVE
 from seatrial.hardware.network_time import OPERATIONS_PER_SIZE, limit_with_network
 from seatrial.model import SeatrialError, format_bytes, parse_bytes, size_label
 
@@ -52,14 +52,11 @@ def run_rings(
 
 _WHEN = "backend == nccl and nodes >= 2"
 DECLARED = (
-    metric(
+    bandwidth(
         "busbw_ring.*",
-        unit="GB/s",
         meaning="bus bandwidth of the all-reduce with NCCL_ALGO=Ring",
-        speed=True,
-        bound=COLLECTIVE,
     ),
-    metric(
+    bandwidth(
         f"busbw_ring.{size_label(SIZE)}",
         ">= 0.90 reference",
         "A ring sends its whole bus bandwidth over the network ports, so a port, a path or a PCIe link between GPU and "
@@ -68,11 +65,8 @@ DECLARED = (
         "lspci -vv | grep LnkSta (slot of the NIC), nvidia-smi topo -m. In the NCCL log look for GDRDMA in NET/IB "
         "lines: without it, each byte passes through host memory. In virtual machines check ACS and the IOMMU.",
         when=_WHEN,
-        unit="GB/s",
         warn=">= 0.95 reference",
         reference=f"all_reduce.busbw_ring.{size_label(SIZE)}",
-        speed=True,
-        bound=COLLECTIVE,
     ),
     metric(
         "wrong_elements_ring",

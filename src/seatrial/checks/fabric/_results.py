@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from math import ceil
 from statistics import fmean, median, pstdev
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks import declare
-from seatrial.checks.check import Context, Options, Seconds
-from seatrial.checks.declare import Answers, Value, absent, fact, value
-from seatrial.model import CLUSTER, ByteSize, Fact, NotApplicable, Outcome, Series, size_label
+from seatrial.checks.check import Check, Context, Needs, Options, Seconds
+from seatrial.checks.declare import Answers, Value, absent, fact, metric, value
+from seatrial.hardware.links import COLLECTIVE
+from seatrial.model import CLUSTER, ByteSize, Fact, NotApplicable, Outcome, Phase, Scope, Series, size_label
 from seatrial.util.quantiles import median_interval
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ MODE_DESCRIPTIONS = {
     "NCCL_GRAPH_MIXING_SUPPORT=0 unless the environment sets it (facts set_by_seatrial, backend_environment)",
     "percentiles": "percentiles: each operation timed separately; its time is that of its slowest rank",
 }
+bandwidth = partial(metric, unit="GB/s", speed=True, bound=COLLECTIVE)  # of NCCL's operations
+# A check of the links between the ranks of a job
+group_check = partial(Check, phase=Phase.INTERCONNECT, scope=Scope.CLUSTER, needs=Needs(min_ranks=2))
 MAX_DRIFT = 0.02  # a larger drift is reported; two identical runs may differ by up to this value
 
 
@@ -160,9 +164,9 @@ def sizes_not_allocated(not_allocated: Mapping[str, Any], subject: str | None = 
     return value("sizes_not_allocated", len(not_allocated), subject, evidence=evidence)
 
 
-def allocation_metric(name: str, option: str) -> declare.metric:
+def allocation_metric(name: str, option: str) -> metric:
     """The declaration of ``sizes_not_allocated`` of collectives.``name``; ``option``: NAME=VALUE with smaller sizes."""
-    return declare.metric(
+    return metric(
         "sizes_not_allocated",
         "== 0 sizes",
         "Buffers of these sizes did not fit into memory; these sizes were not measured.",

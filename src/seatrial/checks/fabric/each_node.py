@@ -13,23 +13,22 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.check import Check, Context, Needs, SkipIf, facts
+from seatrial.checks.check import Context, SkipIf, facts
 from seatrial.checks.declare import Answers, Comparison, absent, fact, metric, not_requested, unreadable, value
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import (
     GroupOptions,
     allocation_metric,
+    bandwidth,
+    group_check,
     several_nodes,
     sizes_not_allocated,
     transport_text,
 )
 from seatrial.checks.fabric._wrong_data import in_groups, wrong_data, wrong_data_metric
-from seatrial.hardware.links import COLLECTIVE
 from seatrial.model import (
     ByteSize,
     NotApplicable,
-    Phase,
-    Scope,
     SeatrialError,
     format_bytes,
     parse_bytes,
@@ -131,28 +130,21 @@ _FIX = (
     "nvidia-smi -q -d PERFORMANCE,CLOCK and journalctl -u nvidia-fabricmanager. Compare with a good node."
 )
 
-CHECK = Check(
+CHECK = group_check(
     name="collectives.each_node",
     title="All-reduce within each node",
-    phase=Phase.INTERCONNECT,
-    scope=Scope.CLUSTER,
     declared=(
         allocation_metric("each_node", "size=1GiB"),
-        metric(
-            "busbw.*", unit="GB/s", meaning="bus bandwidth of the all-reduce on one node", speed=True, bound=COLLECTIVE
-        ),
-        metric(
+        bandwidth("busbw.*", meaning="bus bandwidth of the all-reduce on one node"),
+        bandwidth(
             REFERENCE_METRIC,
             (">= 0.90 reference", ">= 0.40 bound"),
             "No data leaves the node in this check, so the cause is inside the node. The slowest node limits every "
             "collective of the cluster.",
             _FIX,
             when="backend == nccl",
-            unit="GB/s",
             warn=">= 0.95 reference",
             reference=f"all_reduce.{REFERENCE_METRIC}",
-            speed=True,
-            bound=COLLECTIVE,
         ),
         metric(
             "node_share",
@@ -170,7 +162,6 @@ CHECK = Check(
     per_node=True,
     operation="all_reduce",
     limit_s=300.0,
-    needs=Needs(min_ranks=2),
     options=EachNodeOptions,
     skip_if=(SkipIf.ONE_NODE, SkipIf.ONE_RANK_PER_NODE),
 )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.check import Check, Context, Needs, Options, Seconds, SkipIf, facts
+from seatrial.checks.check import Context, Options, Seconds, SkipIf, facts
 from seatrial.checks.declare import (
     Answers,
     Comparison,
@@ -33,7 +33,7 @@ from seatrial.checks.declare import (
     warning,
 )
 from seatrial.checks.fabric import _nccl_log
-from seatrial.checks.fabric._results import transport_text
+from seatrial.checks.fabric._results import bandwidth, group_check, transport_text
 from seatrial.checks.fabric._wrong_data import in_pairs, wrong_data, wrong_data_metric
 from seatrial.discover import gpu
 from seatrial.discover.nvlinks import NVLINK, UNKNOWN_LINK, link_types
@@ -41,8 +41,6 @@ from seatrial.hardware.links import COLLECTIVE
 from seatrial.model import (
     ByteSize,
     NotApplicable,
-    Phase,
-    Scope,
     format_bytes,
     parse_bytes,
     size_label,
@@ -281,33 +279,25 @@ _LINK_COMMANDS = (
     "(links down, errors, replays); nvidia-smi topo -p2p r; dmesg | grep -E 'Xid.*(74|145)|SXid'"
 )
 
-CHECK = Check(
+CHECK = group_check(
     name="collectives.gpu_pairs",
     title="GPU-to-GPU bandwidth through NCCL within each node",
-    phase=Phase.INTERCONNECT,
-    scope=Scope.CLUSTER,
     declared=(
-        metric(
+        bandwidth(
             f"busbw.{size_label(GPU_SIZE)}",
             (">= 0.90 reference", ">= 0.60 bound"),
             "The pair is slower than the reference value of its GPU model. The slowest link limits every collective.",
             _LINK_COMMANDS,
             when="backend == nccl",
-            unit="GB/s",
             warn=">= 0.95 reference",
             reference=f"gpu_pairs.busbw.{size_label(GPU_SIZE)}",
             reference_optional=True,  # on PCIe the rate also depends on the board
             per="pair",
-            speed=True,
-            bound=COLLECTIVE,
         ),
-        metric(
+        bandwidth(
             "busbw.*",
-            unit="GB/s",
             meaning="bandwidth per direction between two GPUs of a node",
             per="pair",
-            speed=True,
-            bound=COLLECTIVE,
         ),
         metric(
             "gpu_share",
@@ -363,7 +353,6 @@ CHECK = Check(
     operation="send_receive",
     per_node=True,
     limit_s=300.0,
-    needs=Needs(min_ranks=2),
     options=GpuPairOptions,
     skip_if=(SkipIf.ONE_RANK_PER_NODE,),
 )

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.check import Check, Context, Needs, Options, Seconds, SkipIf, facts
+from seatrial.checks.check import Context, Options, Seconds, SkipIf, facts
 from seatrial.checks.declare import Answers, fact, metric, value
 from seatrial.checks.fabric import _nccl_log
-from seatrial.checks.fabric._results import several_nodes, transport_text
+from seatrial.checks.fabric._results import group_check, several_nodes, transport_text
 from seatrial.checks.fabric._wrong_data import in_pairs, wrong_data, wrong_data_metric
 from seatrial.hardware.network_time import TcpNetwork
 from seatrial.hardware.pair_rates import (
@@ -36,7 +36,7 @@ from seatrial.hardware.pair_rates import (
     PairStep,
 )
 from seatrial.hardware.pair_search import pair_search
-from seatrial.model import ByteSize, Phase, Scope, format_bytes, parse_bytes
+from seatrial.model import ByteSize, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from seatrial.bench.pairs import PairTiming
@@ -171,11 +171,9 @@ def _rates(
     return rates
 
 
-CHECK = Check(
+CHECK = group_check(
     name="collectives.localization",
     title="Search for slow nodes, GPUs, rails and paths",
-    phase=Phase.INTERCONNECT,
-    scope=Scope.CLUSTER,
     declared=(
         metric(
             "slow_ranks",
@@ -200,7 +198,6 @@ CHECK = Check(
     ),
     measure=measure,
     limit_s=600.0,
-    needs=Needs(min_ranks=2),
     options=LocalizationOptions,
     skip_if=(SkipIf.UNVERIFIED,),
     localizes=True,

@@ -20,9 +20,9 @@ from pydantic import Field
 from seatrial.checks.check import Check, Context, Needs, Options, Seconds, facts
 from seatrial.checks.declare import Answers, Comparison, absent, fact, metric, value, warning
 from seatrial.checks.fabric._nccl_log import NOT_LOGGED, logging_environment
+from seatrial.checks.fabric._results import bandwidth
 from seatrial.checks.fabric._wrong_data import wrong_data_metric
 from seatrial.discover import gpu
-from seatrial.hardware.links import COLLECTIVE
 from seatrial.model import (
     CLUSTER,
     ByteSize,
@@ -275,12 +275,9 @@ CHECK = Check(
     scope=Scope.CLUSTER,
     declared=(
         *(
-            metric(
+            bandwidth(
                 f"busbw_{name}.*",
-                unit="GB/s",
                 meaning=f"bus bandwidth of all-reduce, {' '.join(map('='.join, setting.env.items())) or 'defaults'}",
-                speed=True,
-                bound=COLLECTIVE,
             )
             for name, setting in sorted(SETTINGS.items())
         ),

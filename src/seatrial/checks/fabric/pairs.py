@@ -26,17 +26,14 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.check import Check, Context, Needs, Options, Seconds, SkipIf, facts
+from seatrial.checks.check import Context, Options, Seconds, SkipIf, facts
 from seatrial.checks.declare import Answers, Comparison, FindingTemplate, fact, metric, value, warning
 from seatrial.checks.fabric import _nccl_log
-from seatrial.checks.fabric._results import several_nodes, transport_text
+from seatrial.checks.fabric._results import bandwidth, group_check, several_nodes, transport_text
 from seatrial.checks.fabric._wrong_data import in_pairs, wrong_data, wrong_data_metric
-from seatrial.hardware.links import COLLECTIVE
 from seatrial.model import (
     ByteSize,
     Fact,
-    Phase,
-    Scope,
     SeatrialError,
     Topology,
     format_bytes,
@@ -193,32 +190,24 @@ _FIX = (
 )
 _WHEN = "backend == nccl and comparable == yes"
 
-CHECK = Check(
+CHECK = group_check(
     name="collectives.pairs",
     title="Node-to-node bandwidth in pairs",
-    phase=Phase.INTERCONNECT,
-    scope=Scope.CLUSTER,
     declared=(
-        metric(
+        bandwidth(
             "pair_busbw",
-            unit="GB/s",
             meaning="bandwidth per rank and direction between two nodes",
-            speed=True,
-            bound=COLLECTIVE,
         ),
-        metric(
+        bandwidth(
             "best_busbw",
             ">= 0.90 reference",
             "Bandwidth of this GPU with its fastest partner is far below the rate of its ports.",
             _FIX,
             warn=">= 0.95 reference",
             when="backend == nccl and size is the default",
-            unit="GB/s",
             reference="pairs.busbw.256MiB",
             reference_optional=True,
             per="rank",
-            speed=True,
-            bound=COLLECTIVE,
         ),
         metric(
             "gpu_share",
@@ -263,7 +252,6 @@ CHECK = Check(
     ),
     measure=measure,
     limit_s=600.0,
-    needs=Needs(min_ranks=2),
     options=PairOptions,
     skip_if=(SkipIf.ONE_NODE,),
 )

@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from seatrial.checks.cause import Cause
-from seatrial.checks.check import Check, Context, Needs, SkipIf, facts
+from seatrial.checks.check import Context, SkipIf, facts
 from seatrial.checks.declare import Answers, Comparison, absent, fact, metric, value
 from seatrial.checks.fabric import _nccl_log
-from seatrial.checks.fabric._results import GroupOptions, several_nodes, transport_text
+from seatrial.checks.fabric._results import GroupOptions, bandwidth, group_check, several_nodes, transport_text
 from seatrial.checks.fabric._wrong_data import in_groups, wrong_data, wrong_data_metric
-from seatrial.hardware.links import COLLECTIVE
-from seatrial.model import CLUSTER, Phase, Scope, Series, format_bytes, parse_bytes
+from seatrial.model import CLUSTER, Series, format_bytes, parse_bytes
 
 # GPU_SIZE takes about 10 ms at the 50 GB/s of a 400 Gb/s NIC. CPU_SIZE is for CPU-only runs.
 GPU_SIZE, CPU_SIZE = parse_bytes("256MiB"), parse_bytes("1MiB")
@@ -71,25 +70,20 @@ _FIX = (
     "Run collectives.pairs to locate a slow node. If no node is slow, compare the ports and cables of the rail's NICs "
     "on all nodes, then check its switches for ports and uplinks that are down; ibdiagnet checks the whole fabric."
 )
-CHECK = Check(
+CHECK = group_check(
     name="collectives.rails",
     title="Bandwidth of each network rail",
-    phase=Phase.INTERCONNECT,
-    scope=Scope.CLUSTER,
     declared=(
-        metric(
+        bandwidth(
             "rail_busbw",
             ">= 0.90 reference",
             "The bus bandwidth of all-reduce over this rail (one GPU per node) is far below the rate of its ports.",
             _FIX,
             warn=">= 0.95 reference",
             when="backend == nccl and size is the default",
-            unit="GB/s",
             reference="rails.busbw.256MiB",
             reference_optional=True,
             per="rail",
-            speed=True,
-            bound=COLLECTIVE,
         ),
         metric(
             "rail_share",
@@ -115,7 +109,6 @@ CHECK = Check(
     ),
     measure=measure,
     limit_s=600.0,
-    needs=Needs(min_ranks=2),
     options=GroupOptions,
     skip_if=(SkipIf.ONE_NODE,),
 )

@@ -17,18 +17,15 @@ from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING
 
-from seatrial.checks.check import Check, Context, Needs, SkipIf, facts, ratios
+from seatrial.checks.check import Context, SkipIf, facts, ratios
 from seatrial.checks.declare import Answers, NoValue, Value, absent, fact, metric, value
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._forced_ring import run_rings
-from seatrial.checks.fabric._results import GroupOptions, several_nodes, transport_text
+from seatrial.checks.fabric._results import GroupOptions, bandwidth, group_check, several_nodes, transport_text
 from seatrial.checks.fabric._wrong_data import in_groups, in_pairs, wrong_data, wrong_data_metric
 from seatrial.hardware import networks
-from seatrial.hardware.links import COLLECTIVE
 from seatrial.model import (
     CLUSTER,
-    Phase,
-    Scope,
     SeatrialError,
     Series,
     format_bytes,
@@ -192,11 +189,9 @@ def _nodes_label(count: int) -> str:
     return "1node" if count == 1 else f"{count}nodes"
 
 
-CHECK = Check(
+CHECK = group_check(
     name="collectives.scaling",
     title="All-reduce scaling with the number of nodes",
-    phase=Phase.INTERCONNECT,
-    scope=Scope.CLUSTER,
     declared=(
         metric(
             "link_efficiency",
@@ -220,21 +215,15 @@ CHECK = Check(
             when="backend == nccl",
             speed=True,
         ),
-        metric("busbw.*", unit="GB/s", meaning="bus bandwidth by number of nodes", speed=True, bound=COLLECTIVE),
+        bandwidth("busbw.*", meaning="bus bandwidth by number of nodes"),
         metric("efficiency.*", unit="of the base", meaning="busbw of all nodes ÷ busbw of fewer nodes", speed=True),
-        metric(
+        bandwidth(
             "network_busbw",
-            unit="GB/s",
             meaning="GB/s per direction while all GPUs of a node exchange data with the same GPUs of the next node",
-            speed=True,
-            bound=COLLECTIVE,
         ),
-        metric(
+        bandwidth(
             "ring_busbw.*",
-            unit="GB/s",
             meaning="bus bandwidth with NCCL_ALGO=Ring by number of nodes",
-            speed=True,
-            bound=COLLECTIVE,
         ),
         wrong_data_metric(
             "wrong_data in the evidence has the number of nodes, rank, offset and flipped bits; collectives.pairs "
@@ -243,7 +232,6 @@ CHECK = Check(
     ),
     measure=measure,
     limit_s=600.0,
-    needs=Needs(min_ranks=2),
     options=GroupOptions,
     skip_if=(SkipIf.ONE_NODE,),
 )
