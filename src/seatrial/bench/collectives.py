@@ -30,7 +30,7 @@ from seatrial.bench import group
 from seatrial.bench.buffers import Allocator
 from seatrial.bench.data_check import CHUNK_ELEMENTS, ExpectedPart, Mismatch, fill_input, fill_with_nan, verify
 from seatrial.bench.operations import Operation, PreparedOperation, collective_api
-from seatrial.bench.rank import gather
+from seatrial.bench.rank import gather, joined_names
 from seatrial.bench.timing import drift, median_converged, time_is_up
 from seatrial.util.gc_pause import gc_paused
 from seatrial.util.text import and_more
@@ -380,8 +380,8 @@ def allocate_on_all_ranks(allocate: Callable[[], T], device: torch.device) -> T:
 
 
 def describe_api(device: str) -> str:
-    """The API by which operations are called; if ranks differ, joined by " + ". Called by all ranks together."""
-    return " + ".join(sorted(set(gather(collective_api(torch.device(device)).description))))
+    """The APIs by which ranks call operations. Called by all ranks together."""
+    return str(joined_names(gather(collective_api(torch.device(device)).description)))
 
 
 def supports_out_of_place(device: str) -> bool:
@@ -399,7 +399,7 @@ def describe_group() -> dict[str, object]:
     models = gather(torch.cuda.get_device_name() if backend == dist.Backend.NCCL else "")
     facts: dict[str, object] = {"backend": backend, "world_size": dist.get_world_size(), "timing": TIMING}
     if backend == dist.Backend.NCCL:
-        facts["gpu"] = " + ".join(sorted(set(models)))
+        facts["gpu"] = joined_names(models)
         facts["set_by_seatrial"] = sorted(group.set_by_seatrial)
         facts["nccl_version"] = group.nccl_version()
     prefixes = ("NCCL_", "TORCH_NCCL_", "GLOO_")

@@ -5,9 +5,11 @@ Point-to-point operations involve two ranks only, so a pair needs no process gro
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from statistics import fmean, median
 from typing import Protocol, TypeVar
 
@@ -198,6 +200,16 @@ class PairResults:
     def final_by_pair(self) -> TimingsByPair:
         """As ``by_pair``, with the timings of the retry instead if there was one."""
         return {**self.by_pair, **self.retries_by_pair}
+
+    @property
+    def max_locatable(self) -> int:
+        """Maximum number of bad members that can all be located.
+
+        Up to this number every good member has a good partner, and a majority of members is good.
+        """
+        partner_counts = Counter(chain.from_iterable(self.by_pair))
+        fewest_partners = min(partner_counts[name] for name in self.members)
+        return max(0, min(fewest_partners - 1, (len(self.members) - 1) // 2))
 
     def rate_matrix(self, by_pair: TimingsByPair) -> list[list[float | None]]:
         """GB/s per direction between any two of ``members``, in their order; None if they were not paired."""

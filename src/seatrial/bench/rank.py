@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -117,13 +117,15 @@ def describe_device(device: str) -> dict[str, Any]:
 
 
 def describe_devices(device: str) -> dict[str, Any]:
-    """As describe_device, with the models of all ranks: different names are joined by " + " (hardware/references.py).
-
-    Called by all ranks together.
-    """
+    """As describe_device, with the models of all ranks. Called by all ranks together."""
     facts_by_rank = gather(describe_device(device))
-    models = {key: {facts[key] for facts in facts_by_rank if facts[key]} for key in ("gpu", "cpu")}
-    return describe_device(device) | {key: " + ".join(sorted(names)) or None for key, names in models.items()}
+    models = {key: joined_names(facts[key] for facts in facts_by_rank) for key in ("gpu", "cpu")}
+    return describe_device(device) | models
+
+
+def joined_names(names: Iterable[str | None]) -> str | None:
+    """The different names, joined by " + " (hardware/references.py); None if there is none."""
+    return " + ".join(sorted(set(filter(None, names)))) or None
 
 
 def _cpu_model() -> str:

@@ -207,20 +207,15 @@ def append(file: int, data: bytes) -> None:
     os.write(file, data)
 
 
-def try_flock(file: int) -> bool:
+def _try_lock(lock: Callable[[int, int], object], file: int) -> bool:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def try_fcntl(file: int) -> bool:
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):  # fcntl(2): EAGAIN or EACCES
         return False
     return True
+
+
+try_flock, try_fcntl = partial(_try_lock, fcntl.flock), partial(_try_lock, fcntl.lockf)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from seatrial.bench.buffers import Allocator
 from seatrial.bench.collectives import Timings, algorithm_bandwidth, allocate_on_all_ranks, time_operation
 from seatrial.bench.data_check import CHUNK_ELEMENTS, Mismatch, fill_input, verify
 from seatrial.bench.operations import OPERATIONS
-from seatrial.bench.rank import describe_device, gather
+from seatrial.bench.rank import describe_device, gather, joined_names
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def ranks_by_node(node: str) -> dict[str, tuple[int, ...]]:
 def gpu_models(ranks: Sequence[int], device: str) -> str | None:
     """GPU models of ``ranks``, joined by " + "; None on CPUs. ``ranks`` may differ between the calling ranks."""
     models = gather(describe_device(device)["gpu"])
-    return " + ".join(sorted({models[rank] for rank in ranks if models[rank]})) or None
+    return joined_names(models[rank] for rank in ranks)
 
 
 def measure_all_reduce(groups: Sequence[Sequence[int]], size: int, device: str, seconds: float) -> list[GroupResult]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,9 +154,11 @@ def test_gpu_memory_is_used_on_all_nodes_or_on_none() -> None:
     peermem, dmabuf = NodeTools((), "6.06", ("--use_cuda",)), NodeTools((), "6.06", ("--use_cuda", "--use_cuda_dmabuf"))
     without = NodeTools((), "6.06", (), "perftest is not built for CUDA")
     options = RdmaOptions()
-    assert gpu_memory_options({"a": peermem, "b": dmabuf}, ["a", "b"], options) == (dmabuf.cuda_options, "")
-    assert gpu_memory_options({"a": peermem, "b": without}, ["a", "b"], options) == ((), f"b: {without.no_gpu_memory}")
-    assert gpu_memory_options({"a": peermem}, ["a"], RdmaOptions(gpu_memory=False))[0] == ()
+    chosen = partial(gpu_memory_options, on_gpu=True)
+    assert chosen({"a": peermem, "b": dmabuf}, ["a", "b"], options) == (dmabuf.cuda_options, "")
+    assert chosen({"a": peermem, "b": without}, ["a", "b"], options) == ((), f"b: {without.no_gpu_memory}")
+    assert chosen({"a": peermem}, ["a"], RdmaOptions(gpu_memory=False))[0] == ()
+    assert chosen({"a": peermem}, ["a"], options, on_gpu=False)[0] == ()
 
 
 def test_usable_ports_keep_their_rail_and_nodes_without_one_have_a_reason() -> None:

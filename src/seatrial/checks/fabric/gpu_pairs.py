@@ -243,7 +243,7 @@ def _answers(node: str, results: PairResults, link: str, *, retry: bool) -> Answ
         yield value("shared_links", fast_in_retry_count, node, evidence=evidence)
     else:
         yield absent("shared_links", "no pair was measured without concurrent pairs, which shows shared links")
-    yield fact("max_locatable_gpus", max_locatable(len(results.members)))
+    yield fact("max_locatable_gpus", results.max_locatable)
     yield wrong_data(in_pairs(results.all_timings, results.subjects), node)
 
 
@@ -252,17 +252,12 @@ def _pair_subject(a: str, b: str) -> str:
     return f"{a}->{b.rpartition('/')[2]}"
 
 
-def max_locatable(gpus: int) -> int:
-    """Maximum number of slow GPUs in a node that can all be located: a majority must be good."""
-    return (gpus - 1) // 2 if gpus > 2 else 0
-
-
 def _method_text(transport: str, results: PairResults, node_count: int) -> str:
     pair_count, rank_count = len(results.by_pair), len(results.members)
     round_count = rank_count - 1 + rank_count % 2  # of a round robin of all ranks
     window_counts = sorted({len(timing.seconds) for timing in results.timings})
     windows = f"{window_counts[0]} to {window_counts[-1]}" if len(window_counts) > 1 else f"{window_counts[0]}"
-    max_located = max_locatable(rank_count)
+    max_located = results.max_locatable
     guarantee = f"up to {max_located} slow {'rank is' if max_located == 1 else 'ranks are'} located exactly"
     concurrent = f"all pairs of a round on {node_count} nodes" if node_count > 1 else "all pairs of a round"
     return (

@@ -193,14 +193,11 @@ def _nvlink(context: Context) -> str:
     from seatrial.bench import rank
 
     gpus = gpu.read(context.root).gpus if context.local_rank == 0 else ()
+    state = "yes" if any(device.active_nvlinks for device in gpus) else "no"
     if not gpus or not all(device.nvlink_states_readable for device in gpus):
         state = "unknown"
-    else:
-        state = "yes" if any(device.active_nvlinks for device in gpus) else "no"
-    states_of_nodes = rank.gather(state if context.local_rank == 0 else None)
-    if "unknown" in states_of_nodes:
-        return "unknown"
-    return "no" if "no" in states_of_nodes else "yes"
+    states_of_nodes = rank.gather(state if context.local_rank == 0 else "")
+    return next((state for state in ("unknown", "no") if state in states_of_nodes), "yes")
 
 
 def _values(

@@ -16,11 +16,9 @@ The rounds are those of a round robin. If they do not cover all pairs and the sw
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -141,9 +139,7 @@ def _answers(
 
     Evidence: the rates of pairs that were retried, and the switches between the nodes of slow pairs if these are known.
     """
-    node_count = len(results.members)
-    partner_counts = Counter(chain.from_iterable(results.by_pair))  # node → number of its partners
-    max_located = _max_locatable(node_count, min(partner_counts[node] for node in results.members))
+    node_count, max_located = len(results.members), results.max_locatable
     yield from facts({"comparable": "yes" if node_count > 2 else "no", "max_locatable_nodes": max_located})
     yield fact("pair_matrix", {"nodes": [*results.members], "gb_s": results.rate_matrix(results.by_pair)})
     slow_paths: dict[str, str] = {}  # pair → the switches between its nodes
@@ -174,14 +170,6 @@ def _answers(
         f"sends {format_bytes(results.size)} to the same rank of the other node and receives as much at the same time; "
         f"GB/s per direction and rank; {guarantee}",
     )
-
-
-def _max_locatable(node_count: int, min_partners: int) -> int:
-    """Maximum number of bad nodes that can all be located, if each node has at least ``min_partners`` partners.
-
-    Up to this number every good node has a good partner, and a majority of nodes is good.
-    """
-    return max(0, min(min_partners - 1, (node_count - 1) // 2))
 
 
 _FIX = (

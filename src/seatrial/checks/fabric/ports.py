@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from seatrial.checks.cause import Cause
@@ -19,6 +20,7 @@ from seatrial.checks.check import Check, Context, Options, SkipIf, facts
 from seatrial.checks.declare import Answers, FindingTemplate, absent, fact, metric, rule, value, warning
 from seatrial.checks.fabric._compute_ports import ComputePorts, NodePorts, read_node_ports, select_compute_ports
 from seatrial.model import PORTS_USED, Outcome, Phase, Scope
+from seatrial.util.grouping import grouped
 
 if TYPE_CHECKING:
     from seatrial.discover.rdma_ports import PortDetails
@@ -107,22 +109,16 @@ def _rates(compute: ComputePorts) -> Answers:
     any_active = any(port.rate_gbps for _, port in compute)
     if not any_active:
         yield absent(("rate_vs_nodes", "rate_vs_node_ports"), "no compute port is ACTIVE")
-    best_rate_by_name: dict[str, float] = {}
-    best_rate_by_node: dict[str, float] = {}
-    for node, port in compute:
-        best_rate_by_name[port.name] = max(best_rate_by_name.get(port.name, 0.0), port.rate_gbps or 0.0)
-        best_rate_by_node[node] = max(best_rate_by_node.get(node, 0.0), port.rate_gbps or 0.0)
+    rates_by_name = grouped((port.name, port.rate_gbps or 0.0) for _, port in compute)
+    rates_by_node = grouped((node, port.rate_gbps or 0.0) for node, port in compute)
     for node, port in compute:
         subject, rate = f"{node}/{port.name}", port.rate_gbps
         if rate is None:  # counted by ports_unreadable
             continue
         yield value("port_rate", rate, subject)
-        for name, best in (
-            ("rate_vs_nodes", best_rate_by_name[port.name]),
-            ("rate_vs_node_ports", best_rate_by_node[node]),
-        ):
+        for name, rates in (("rate_vs_nodes", rates_by_name[port.name]), ("rate_vs_node_ports", rates_by_node[node])):
             if any_active:
-                yield value(name, rate / best if best else 0.0, subject, evidence=_state(port))
+                yield value(name, rate / max(rates) if any(rates) else 0.0, subject, evidence=_state(port))
         if rate and port.capability_gbps:
             yield value("rate_vs_maximum", 100 * rate / port.capability_gbps, subject)
         if rate and port.pci_gbps:
@@ -279,25 +275,24 @@ _DECLARED = (
         ),
     ),
 )
+_check = partial(
+    Check,
+    phase=Phase.ENVIRONMENT,
+    declared=_DECLARED,
+    skip_if=(SkipIf.UNVERIFIED,),  # the record cannot show that there is no compute port
+    limit_s=60,
+)
 CHECKS = (
-    Check(
+    _check(
         name="fabric.ports",
         title="RDMA ports compared with each other and with their capabilities",
-        phase=Phase.ENVIRONMENT,
         scope=Scope.CLUSTER,
-        declared=_DECLARED,
         measure=measure,
-        skip_if=(SkipIf.UNVERIFIED,),  # the record cannot show that there is no compute port
-        limit_s=60,
     ),
-    Check(
+    _check(
         name="fabric.node_ports",
         title="RDMA ports of one node compared with each other",
-        phase=Phase.ENVIRONMENT,
         scope=Scope.NODE,
-        declared=_DECLARED,
         measure=measure_node,
-        skip_if=(SkipIf.UNVERIFIED,),
-        limit_s=60,
     ),
 )

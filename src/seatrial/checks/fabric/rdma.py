@@ -67,10 +67,7 @@ def measure(context: Context, options: RdmaOptions) -> Answers:
         nodes[node], tools[node] = node_ports, node_tools
     ports, unusable = usable_ports(nodes, tools)
     usable_nodes = [node for node in ports if node not in unusable]
-    cuda_options: tuple[str, ...] = ()
-    no_gpu_memory = "this trial has no GPU"
-    if context.on_gpu:
-        cuda_options, no_gpu_memory = gpu_memory_options(tools, usable_nodes, options)
+    cuda_options, no_gpu_memory = gpu_memory_options(tools, usable_nodes, options, on_gpu=context.on_gpu)
     memory = f"host: {no_gpu_memory}" if no_gpu_memory else "GPU"
     places = rank.gather(rank_place(context))
     if context.rank == 0:
@@ -162,14 +159,14 @@ def _unusable_reason(port: PortDetails, gid_index: int | None) -> str:
 
 
 def gpu_memory_options(
-    tools: Mapping[str, NodeTools], usable_nodes: Sequence[str], options: RdmaOptions
+    tools: Mapping[str, NodeTools], usable_nodes: Sequence[str], options: RdmaOptions, *, on_gpu: bool
 ) -> tuple[tuple[str, ...], str]:
     """Two values: the options of ib_write_bw for GPU memory, and the reason if GPU memory cannot be used, else "".
 
     All nodes get the same options: if one node needs --use_cuda_dmabuf, all nodes get this option.
     """
-    if not options.gpu_memory:
-        return (), "the option gpu_memory is false"
+    if not on_gpu or not options.gpu_memory:
+        return (), "the option gpu_memory is false" if on_gpu else "this trial has no GPU"
     for node in usable_nodes:
         if reason := tools[node].no_gpu_memory:
             return (), f"{node}: {reason}"
