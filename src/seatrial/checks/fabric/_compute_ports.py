@@ -14,13 +14,13 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seatrial.model import NotApplicable, SeatrialError
 from seatrial.util import data_files
+from seatrial.util.grouping import grouped
 
 if TYPE_CHECKING:
     from seatrial.discover.rdma_ports import PortDetails
@@ -162,25 +162,14 @@ def _rate_by_kind(candidates: Mapping[str, Sequence[PortDetails]]) -> dict[Kind,
     A port that is down counts with the highest rate of a port of its kind. If all ports of its kind are down, it counts
     with the rate of its NIC model in nics.yaml.
     """
-    port_rates: dict[Kind, float] = {}  # the highest rate of one port
-    for port in chain.from_iterable(candidates.values()):
-        port_rates[port.kind] = max(port_rates.get(port.kind, 0.0), port.rate_gbps or 0.0)
-    for kind, rate in port_rates.items():
-        nic_model, _board, _link_layer = kind
-        port_rates[kind] = rate or _nic_models().get(nic_model, {}).get("gbps", 0.0)
+    nic_models: dict[str, dict[str, float]] = data_files.read("nics.yaml")  # NIC model → rate of a port in ``gbps``
+    rates = grouped((port.kind, port.rate_gbps or 0.0) for port in chain.from_iterable(candidates.values()))
+    port_rates = {kind: max(found) or nic_models.get(kind[0], {}).get("gbps", 0.0) for kind, found in rates.items()}
     totals: dict[Kind, float] = dict.fromkeys(port_rates, 0.0)
     for ports in candidates.values():
-        for kind in {port.kind for port in ports}:
-            total = sum(port.rate_gbps or port_rates[kind] for port in ports if port.kind == kind)
-            totals[kind] = max(totals[kind], total)
+        for kind, found in grouped((port.kind, port.rate_gbps or port_rates[port.kind]) for port in ports).items():
+            totals[kind] = max(totals[kind], sum(found))
     return totals
-
-
-@cache
-def _nic_models() -> dict[str, dict[str, float]]:
-    """NIC model → its entry in nics.yaml, with the rate of a port in ``gbps``."""
-    nic_models: dict[str, dict[str, float]] = data_files.read("nics.yaml")
-    return nic_models
 
 
 def _unused_ports(ports_by_node: Mapping[str, Sequence[PortDetails]]) -> dict[str, str]:

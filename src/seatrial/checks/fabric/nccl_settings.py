@@ -117,10 +117,11 @@ def measure(context: Context, options: NcclSettingsOptions) -> Answers:
             context.progress(name)
             results[name] = children.results()
             logs[name] = rank.gather(_child_log(results[name][context.rank]))
-    failed: dict[str, str] = {}  # setting → errors of its ranks
-    for name, rank_results in results.items():
-        if errors := [f"rank {number}: {result.error}" for number, result in enumerate(rank_results) if result.error]:
-            failed[name] = and_more(errors, 2, "; ")
+    failed = {
+        name: and_more(errors, 2, "; ")
+        for name, rank_results in results.items()
+        if (errors := [f"rank {number}: {result.error}" for number, result in enumerate(rank_results) if result.error])
+    }
     if context.rank == 0:
         yield from facts(group_facts)
         rank_0_results = {name: results[name][0].value for name in results if name not in failed}
@@ -207,21 +208,20 @@ def _values(
 
     ``results``: setting → the result of bench.nccl_settings on rank 0; ``paths``: setting → path at ``size``.
     """
-    busbw_by_subject: dict[str, dict[str, Sequence[float]]] = {}  # setting → subject → GB/s of every window
+    busbw: dict[tuple[str, str], Sequence[float]] = {}  # (setting, subject) → GB/s of every window
     for name, result in results.items():
-        busbw_by_subject[name] = {CLUSTER: result["busbw"][ALL_RANKS][0]}
-        if PER_NODE in result["busbw"]:
-            busbw_by_subject[name] |= zip(nodes, result["busbw"][PER_NODE], strict=True)
-        for subject, samples in busbw_by_subject[name].items():
-            yield value(f"busbw_{name}.{size_label(size)}", samples, subject)
-    p2p_subjects = nodes if len(nodes) > 1 else [CLUSTER]
-    for name, base_setting, subjects in (("p2p_gain", "no_p2p", p2p_subjects), ("default_vs_ring", "ring", [CLUSTER])):
-        default, base = busbw_by_subject.get("default", {}), busbw_by_subject.get(base_setting, {})
-        for subject in subjects:
-            if subject in default and subject in base:
-                base_median = median(base[subject])
-                evidence = {each: paths[each] for each in ("default", base_setting)}
-                yield value(name, [busbw / base_median for busbw in default[subject]], subject, evidence=evidence)
+        busbw[name, CLUSTER] = result["busbw"][ALL_RANKS][0]
+        busbw |= {
+            (name, node): samples for node, samples in zip(nodes, result["busbw"].get(PER_NODE, ()), strict=False)
+        }
+    for (name, subject), samples in busbw.items():
+        yield value(f"busbw_{name}.{size_label(size)}", samples, subject)
+    p2p_gains = [("p2p_gain", "no_p2p", subject) for subject in (nodes if len(nodes) > 1 else [CLUSTER])]
+    for metric_name, base_setting, subject in (*p2p_gains, ("default_vs_ring", "ring", CLUSTER)):
+        default, base = busbw.get(("default", subject)), busbw.get((base_setting, subject))
+        if default and base:
+            evidence = {each: paths[each] for each in ("default", base_setting)}
+            yield value(metric_name, [each / median(base) for each in default], subject, evidence=evidence)
     yield value("wrong_elements", sum(result["wrong_elements"] for result in results.values()))
 
 
@@ -230,12 +230,14 @@ def _path_facts(
 ) -> Iterator[Fact]:
     """Yield algorithm, protocol, channels and transport by setting and size, and the method."""
     sizes = sorted({timed_size, *UNTIMED_SIZES} - set(too_slow_sizes))
-    path_by_size: dict[str, dict[str, object]] = {name: {} for name in results}  # setting → size → path
-    for name, result in results.items():
-        for size in sizes:
-            no_memory = size in result["not_allocated"]
-            path = "not measured: no memory" if no_memory else path_at_size(logs[name], size)
-            path_by_size[name][size_label(size)] = path
+    no_memory = "not measured: no memory"
+    path_by_size = {  # setting → size → path
+        name: {
+            size_label(size): no_memory if size in result["not_allocated"] else path_at_size(logs[name], size)
+            for size in sizes
+        }
+        for name, result in results.items()
+    }
     yield fact("path_by_size", path_by_size)
     if too_slow_sizes:
         texts = ", ".join(map(format_bytes, too_slow_sizes))

@@ -33,7 +33,6 @@ from seatrial.model import (
 )
 
 if TYPE_CHECKING:
-    from seatrial.bench.pairs import PairTiming
     from seatrial.bench.subgroups import GroupResult
 
 # The buffer on GPUs grows by BYTES_PER_RANK with each rank, between GPU_SIZE and MAX_GPU_SIZE: 1 GiB saturates the
@@ -85,7 +84,9 @@ def measure(context: Context, options: GroupOptions) -> Answers:
     if context.rank == 0:
         yield from facts({**group_facts, "nodes": node_count, "size": size, "node_order": list(ranks_by_node)})
         yield from _by_node_count(results, size)
-        network_busbw = _network_busbw([timing for timing in pair_timings if timing.rank in members[0]], pair_size)
+        of_first_node = (timing.seconds for timing in pair_timings if timing.rank in members[0])
+        rates = ([pair_size / seconds / 1e9 for seconds in windows] for windows in of_first_node)
+        network_busbw = [sum(window) for window in zip(*rates, strict=True)]
         yield from _efficiencies(results, size, network_busbw, ring_busbw, group_facts["transports"])
         if node_count == 2:
             yield absent("ring_efficiency", "there are only 2 nodes")
@@ -131,12 +132,6 @@ def _by_node_count(results: Mapping[int, GroupResult], size: int) -> Answers:
             yield value(f"efficiency.{_nodes_label(base)}", busbw[largest] / busbw[base])
     x, y = tuple(map(float, busbw)), tuple(busbw.values())
     yield Series(name="busbw", subject=CLUSTER, x=x, y=y, x_unit="nodes", y_unit="GB/s")
-
-
-def _network_busbw(timings: Sequence[PairTiming], size: int) -> list[float]:
-    """GB/s of a node in every window: the sum over its ranks, whose ``timings`` are of ``size`` bytes."""
-    rates_by_rank = [[size / seconds / 1e9 for seconds in timing.seconds] for timing in timings]
-    return [sum(window) for window in zip(*rates_by_rank, strict=True)]
 
 
 def _efficiencies(
