@@ -18,12 +18,10 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
-from seatrial.checks.check import Context, Options, Seconds, SkipIf, facts
+from seatrial.checks.check import Context, Seconds, SkipIf, facts
 from seatrial.checks.declare import Answers, fact, metric, value
 from seatrial.checks.fabric import _nccl_log
-from seatrial.checks.fabric._results import group_check, several_nodes, transport_text
+from seatrial.checks.fabric._results import GroupOptions, group_check, several_nodes, transport_text
 from seatrial.checks.fabric._wrong_data import in_pairs, wrong_data, wrong_data_metric
 from seatrial.hardware.network_time import TcpNetwork
 from seatrial.hardware.pair_rates import (
@@ -36,7 +34,7 @@ from seatrial.hardware.pair_rates import (
     PairStep,
 )
 from seatrial.hardware.pair_search import pair_search
-from seatrial.model import ByteSize, format_bytes, parse_bytes
+from seatrial.model import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from seatrial.bench.pairs import PairTiming
@@ -55,14 +53,9 @@ MAX_RETRANSMITTED = 0.02
 TCP_TIMEOUT_S = 0.2
 
 
-class LocalizationOptions(Options):
-    """Options of collectives.localization.
+class LocalizationOptions(GroupOptions):
+    """Options of collectives.localization: those of GroupOptions; ``seconds`` is for each step."""
 
-    ``size``: bytes that each rank sends at a time; the default depends on the device. ``seconds``: maximum timed
-    duration of a step; on a GPU an imprecise median extends this to at most twice.
-    """
-
-    size: ByteSize | None = Field(default=None, ge=4)
     seconds: Seconds = 0.3
 
 

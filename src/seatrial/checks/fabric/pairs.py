@@ -24,13 +24,12 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.check import Context, Options, Seconds, SkipIf, facts
+from seatrial.checks.check import Context, Seconds, SkipIf, facts
 from seatrial.checks.declare import Answers, Comparison, FindingTemplate, fact, metric, value, warning
 from seatrial.checks.fabric import _nccl_log
-from seatrial.checks.fabric._results import bandwidth, group_check, several_nodes, transport_text
+from seatrial.checks.fabric._results import GroupOptions, bandwidth, group_check, several_nodes, transport_text
 from seatrial.checks.fabric._wrong_data import in_pairs, wrong_data, wrong_data_metric
 from seatrial.model import (
-    ByteSize,
     Fact,
     SeatrialError,
     Topology,
@@ -52,19 +51,16 @@ MAX_RETRIES = 4  # slow paths to retry; each takes as long as a round
 MIN_SHARE = 0.90
 
 
-class PairOptions(Options):
-    """Options of collectives.pairs.
+class PairOptions(GroupOptions):
+    """Options of collectives.pairs, in addition to those of GroupOptions.
 
     ``rounds``: number of rounds; by default as many as cover all pairs on up to 8 nodes, and 4 on more nodes.
-    ``seconds``: maximum timed duration of a round; on a GPU an imprecise median extends this to at most twice.
-    ``size``: bytes that each rank sends and receives at a time; the default depends on the device. ``max_retries``:
-    maximum number of slow paths that are measured again without concurrent pairs; 0 by default on CPUs, where no rule
-    applies to paths.
+    ``max_retries``: maximum number of slow paths that are measured again without concurrent pairs; 0 by default on
+    CPUs, where no rule applies to paths. ``seconds`` is for each round.
     """
 
     rounds: int | None = Field(default=None, ge=1)
     max_retries: int | None = Field(default=None, ge=0)
-    size: ByteSize | None = Field(default=None, ge=4)
     seconds: Seconds = 0.2
 
 
