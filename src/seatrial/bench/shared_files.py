@@ -20,6 +20,7 @@ from pathlib import Path
 
 from seatrial.bench.one_rank_per_node import group_by_text
 from seatrial.bench.storage import SharedFolder, write_and_sync
+from seatrial.util.grouping import grouped
 
 # Longest wait for files of other nodes. It is shorter than the 30 s for which NFS may hide a new name by default
 # (acdirmin, nfs(5)): a file that is hidden for longer counts as not visible
@@ -56,9 +57,7 @@ def visibility_failure(folder: SharedFolder) -> str | None:
     """Check that every participant reads what every participant wrote: a visible file name alone is no proof."""
     digests = folder.run_on_all(lambda: write_random(folder.file("mark")))
     visible_writers = folder.run_on_all(lambda: tuple(sorted(wait_for_contents(folder.files("mark"), digests))))
-    readers_by_writers: dict[tuple[int, ...], list[int]] = {}
-    for reader, writers in enumerate(visible_writers):
-        readers_by_writers.setdefault(writers, []).append(reader)
+    readers_by_writers = grouped((writers, reader) for reader, writers in enumerate(visible_writers))
     texts = [
         f"{folder.join_names(readers)} saw only files of {folder.join_names(writers) or 'no node'}"
         for writers, readers in readers_by_writers.items()

@@ -19,6 +19,7 @@ from seatrial.bench.collectives import Timings, algorithm_bandwidth, allocate_on
 from seatrial.bench.data_check import CHUNK_ELEMENTS, Mismatch, fill_input, verify
 from seatrial.bench.operations import OPERATIONS
 from seatrial.bench.rank import describe_device, gather, joined_names
+from seatrial.util.grouping import grouped
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,7 @@ class GroupResult:
 
 def ranks_by_node(node: str) -> dict[str, tuple[int, ...]]:
     """The ranks of every node in ascending order, by node name. ``node``: the name of this rank's node."""
-    by_node: dict[str, list[int]] = {}
-    for rank, name in enumerate(gather(node)):
-        by_node.setdefault(name, []).append(rank)
+    by_node = grouped((name, rank) for rank, name in enumerate(gather(node)))
     return {name: tuple(ranks) for name, ranks in by_node.items()}
 
 

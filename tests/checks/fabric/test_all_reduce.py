@@ -380,14 +380,11 @@ def test_transports_are_summed_over_all_ranks(monkeypatch: pytest.MonkeyPatch, t
     log = FIXTURES / "nccl" / "h200-nvlink-2.28.9.log"
     monkeypatch.setattr(group, "nccl_log_path", lambda: log)
     monkeypatch.setattr(rank, "gather", lambda value: [value, {"NET/IB": 1, **value}])
-    assert _nccl_log.connections_by_transport("cuda:0") == {"P2P/CUMEM": 112, "NET/IB": 1}
-    assert _nccl_log.connections_by_transport("cuda:0", _nccl_log.log_size("cuda:0")) == {"NET/IB": 1}, (
-        "no connections after the offset"
-    )
+    assert _nccl_log.connections_by_transport() == {"P2P/CUMEM": 112, "NET/IB": 1}
+    assert _nccl_log.connections_by_transport(group.nccl_log_size()) == {"NET/IB": 1}, "no connections after the offset"
     monkeypatch.setattr(group, "nccl_log_path", lambda: tmp_path / "gone")
-    assert _nccl_log.connections_by_transport("cuda:0") == {"NET/IB": 1}
-    assert _nccl_log.log_size("cuda:0") == _nccl_log.log_size("cpu") == 0
-    assert _nccl_log.connections_by_transport("cpu") == {}
+    assert _nccl_log.connections_by_transport() == {"NET/IB": 1}
+    assert group.nccl_log_size() == 0
 
 
 def test_busbw_uses_rank_count_and_mean_over_ranks() -> None:

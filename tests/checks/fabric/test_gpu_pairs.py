@@ -361,7 +361,7 @@ def on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     # another node has another model
     monkeypatch.setattr(subgroups, "gather", lambda _model: [MODEL] * 4 + [UNKNOWN_MODEL] * 4)
     monkeypatch.setattr(collectives, "describe_group", lambda: dict(group))
-    monkeypatch.setattr(_nccl_log, "connections_by_transport", lambda _device, offset: {"P2P/CUMEM": 96 - offset})
+    monkeypatch.setattr(_nccl_log, "connections_by_transport", lambda offset: {"P2P/CUMEM": 96 - offset})
     monkeypatch.setattr(gpu, "read", lambda _root: gpu_facts)
     monkeypatch.setattr(rank_, "gather", gather)
     monkeypatch.setattr(gpu_pairs, "_measure_rounds", measure_rounds)

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import JsonValue
@@ -78,7 +79,7 @@ def measure(name: str, context: Context, options: CollectiveOptions) -> Answers:
         if is_rank_0:
             yield answer
     # Read after the measurement: NCCL opens connections at first use
-    group_facts["transports"] = _nccl_log.connections_by_transport(context.device)
+    group_facts["transports"] = _nccl_log.connections_by_transport()
     if modes.not_allocated and not modes.data_checks:
         last_tried, reason_by_subject = list(modes.not_allocated.items())[-1]
         subject, reason = next(iter(reason_by_subject.items()))
@@ -239,13 +240,12 @@ class _Modes:
         """Check the data of each dtype that is not timed, since NCCL has separate reduction code for each dtype."""
         from seatrial.bench.collectives import check_data
 
-        for dtype in ELEMENT_SIZES:
-            if dtype == self.options.dtype:
-                continue
-            for size in GPU_DATA_CHECK_SIZES if self.context.on_gpu else CPU_DATA_CHECK_SIZES:
-                run = partial(check_data, self.operation, dtype=dtype)
-                if (mismatches := self._run_if_allocated(dtype, size, run)) is not None:
-                    self.data_checks[_size_name(dtype, size)] = mismatches
+        other_dtypes = [dtype for dtype in ELEMENT_SIZES if dtype != self.options.dtype]
+        sizes = GPU_DATA_CHECK_SIZES if self.context.on_gpu else CPU_DATA_CHECK_SIZES
+        for dtype, size in product(other_dtypes, sizes):
+            run = partial(check_data, self.operation, dtype=dtype)
+            if (mismatches := self._run_if_allocated(dtype, size, run)) is not None:
+                self.data_checks[_size_name(dtype, size)] = mismatches
 
     def _run_if_allocated(self, label: str, size: int, run: Callable[..., T]) -> T | None:
         """The result of ``run``; None if the buffers do not fit on a rank, with the reason in ``not_allocated``."""

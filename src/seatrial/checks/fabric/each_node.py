@@ -58,7 +58,7 @@ def measure(context: Context, options: EachNodeOptions) -> Answers:
 
     Raises NotApplicable on a single node and with one rank per node, and SeatrialError if no size fits into memory.
     """
-    from seatrial.bench import rank, subgroups
+    from seatrial.bench import group, rank, subgroups
 
     all_nodes = several_nodes(context, "covered by collectives.all_reduce")
     ranks_by_node = {node: ranks for node, ranks in all_nodes.items() if len(ranks) > 1}
@@ -67,9 +67,9 @@ def measure(context: Context, options: EachNodeOptions) -> Answers:
     models = subgroups.gpu_models(all_nodes[context.node], context.device)
     models_by_rank = rank.gather(models)  # rank → the GPU models of its node
     rank.release_memory(context.device)
-    log_offset = _nccl_log.log_size(context.device)
+    log_offset = group.nccl_log_size()
     size, results, not_allocated = _measure_largest_size(context, options, list(ranks_by_node.values()))
-    group_facts = _nccl_log.group_facts(context.device, log_offset)
+    group_facts = _nccl_log.group_facts(log_offset)
     result = dict(zip(ranks_by_node, results, strict=True)).get(context.node)
     if not result or context.rank != result.ranks[0]:
         return

@@ -78,7 +78,7 @@ def measure(context: Context, options: GpuPairOptions) -> Answers:
 
     Raises NotApplicable if no node has two ranks, and SeatrialError if the buffers do not fit.
     """
-    from seatrial.bench import rank, subgroups
+    from seatrial.bench import group, rank, subgroups
 
     ranks_by_node = subgroups.ranks_by_node(context.node)
     node_ranks = ranks_by_node[context.node]
@@ -89,10 +89,10 @@ def measure(context: Context, options: GpuPairOptions) -> Answers:
     # Connections are read from this byte of the log on. With several nodes, the group of each node is opened below,
     # and NCCL logs its connections then; earlier lines are of other groups. On one node NCCL may reuse connections of
     # earlier checks, so that the whole log is read.
-    log_offset = _nccl_log.log_size(context.device) if len(ranks_by_node) > 1 else 0
+    log_offset = group.nccl_log_size() if len(ranks_by_node) > 1 else 0
     retry = context.on_gpu if options.retry_slow_pairs is None else options.retry_slow_pairs
     all_results = _measure_rounds(context, options, ranks_by_node, subjects, retry=retry)
-    group_facts = _nccl_log.group_facts(context.device, log_offset)
+    group_facts = _nccl_log.group_facts(log_offset)
     results = all_results.get(context.node)
     if results and context.rank == node_ranks[0]:
         link = ""

@@ -74,7 +74,6 @@ def measure(context: Context, options: LocalizationOptions) -> Answers:
     size = options.size or default_size(context.on_gpu, context.tcp_network)
     rates: list[PairRate] = []
     timings: list[PairTiming] = []
-    conclusion: Conclusion
     # all ranks have the rates of all ranks, so that all choose the same steps
     search = pair_search(list(members), limits)
     step, step_number = next(search), 1
@@ -92,12 +91,11 @@ def measure(context: Context, options: LocalizationOptions) -> Answers:
         try:
             step, step_number = search.send(step_rates), step_number + 1
         except StopIteration as search_end:
-            conclusion = search_end.value
+            conclusion: Conclusion = search_end.value
             break
-    group_facts = _nccl_log.group_facts(context.device)
+    group_facts = _nccl_log.group_facts()
     if context.rank != 0:
         return
-    results = pairs.PairResults(tuple(timings), size, members, subjects)
     yield from facts({**group_facts, "nodes": len(members), "size": size, "steps": step_number})
     yield fact(RANKS_BY_NODE, subjects_by_node)
     yield fact(PAIR_RATES, [rate.model_dump(mode="json") for rate in rates])
@@ -108,7 +106,7 @@ def measure(context: Context, options: LocalizationOptions) -> Answers:
     }
     for name, parts in slow_parts.items():
         yield value(name, len(parts), evidence=parts)
-    yield wrong_data(in_pairs(results.all_timings, results.subjects))
+    yield wrong_data(in_pairs(timings, subjects))
     statistic = "median" if context.on_gpu else "fastest"
     yield fact(
         "method",

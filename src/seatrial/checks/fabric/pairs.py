@@ -93,7 +93,7 @@ def measure(context: Context, options: PairOptions) -> Answers:
     for a, b in slow_pairs[:max_retries]:
         context.progress(f"retry {a}->{b}")
         retries += measure_pairs(pairs.partner_map([(a, b)], ranks_by_node))
-    group_facts = _nccl_log.group_facts(context.device)
+    group_facts = _nccl_log.group_facts()
     if context.rank == 0:
         yield from facts({**group_facts, "nodes": node_count, "size": size, "rounds": len(rounds)})
         results = replace(results, retries=tuple(retries))

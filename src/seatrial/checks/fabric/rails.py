@@ -33,7 +33,7 @@ def measure(context: Context, options: GroupOptions) -> Answers:
     rails = group_by_rail(nodes)
     context.progress(f"{len(rails)} rails concurrently, {format_bytes(size)}")
     results = subgroups.measure_all_reduce(rails, size, context.device, options.seconds)
-    group_facts = _nccl_log.group_facts(context.device)
+    group_facts = _nccl_log.group_facts()
     if context.rank != 0:
         return
     yield from facts({**group_facts, "nodes": len(nodes), "size": size})

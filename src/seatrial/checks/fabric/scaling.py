@@ -76,7 +76,7 @@ def measure(context: Context, options: GroupOptions) -> Answers:
     context.progress("NICs of two nodes")
     pair_size, partners = min(size, PAIR_SIZE), pairs.partner_map([(0, 1)], members)
     pair_timings = pairs.measure_pairs(partners, pair_size, context.device, options.seconds)
-    group_facts = _nccl_log.group_facts(context.device)
+    group_facts = _nccl_log.group_facts()
     ring_busbw: dict[str, Sequence[float]] = {}
     if context.on_gpu and node_count > 2:
         context.progress("NCCL_ALGO=Ring")
