@@ -30,11 +30,6 @@ class OperationTiming:
     files: int
     seconds: float
 
-    @property
-    def rate(self) -> float:
-        """Files per second."""
-        return self.files / max(self.seconds, 1e-9)
-
 
 @dataclass(frozen=True)
 class Leftover:

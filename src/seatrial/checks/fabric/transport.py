@@ -57,38 +57,36 @@ def measure(context: Context, options: TransportOptions) -> Answers:
 
     group.connect_all_ranks(context.device)
     transport_by_rank = dict(rank.gather((context.subject, _rank_transport(context))))
-    log_errors = [
-        f"{subject}: {transport.log_error}" for subject, transport in transport_by_rank.items() if transport.log_error
-    ]
-    if log_errors:
-        raise SeatrialError(f"no transports in the NCCL logs: {and_more(log_errors, _MAX_NAMED, '; ')}")
+    if log_errors := _listed({subject: each.log_error for subject, each in transport_by_rank.items()}):
+        raise SeatrialError(f"no transports in the NCCL logs: {log_errors}")
     choices = _algorithms.logged_choices(context)
     if context.rank == 0:
         transport_facts = _transport_facts(transport_by_rank, options)
         yield from facts(transport_facts)
         yield _nvls_missing(transport_by_rank, transport_facts["settings"])
         yield fact("nccl_choices", choices)
-    unreadable = [
-        f"{subject}: {transport.unreadable_ports}"
-        for subject, transport in transport_by_rank.items()
-        if transport.log.uses_sockets and not transport.active_ports and transport.unreadable_ports
-    ]
-    if unreadable and not options.sockets_expected:
-        texts = and_more(unreadable, _MAX_NAMED, "; ")
-        raise SeatrialError(f"NCCL uses sockets, and the state of the RDMA ports could not be read: {texts}")
+    on_sockets = {subject: each for subject, each in transport_by_rank.items() if each.log.uses_sockets}
+    no_ports = {subject: each.unreadable_ports for subject, each in on_sockets.items() if not each.active_ports}
+    if (unreadable := _listed(no_ports)) and not options.sockets_expected:
+        raise SeatrialError(f"NCCL uses sockets, and the state of the RDMA ports could not be read: {unreadable}")
     if context.rank == 0:
         _, unknown = networks.slowest(transport_facts["transports"])
-        ranks = [(subject, each.log, each.active_ports) for subject, each in transport_by_rank.items()]
-        sockets = {subject: (log, ports) for subject, log, ports in ranks if log.uses_sockets and ports}
+        active_ports = {subject: [*each.active_ports] for subject, each in on_sockets.items() if each.active_ports}
         evidence = {
-            "transports": {subject: log.transports for subject, (log, _) in sockets.items()},
-            "active_rdma_ports": {subject: [*ports] for subject, (_, ports) in sockets.items()},
+            "transports": {subject: on_sockets[subject].log.transports for subject in active_ports},
+            "active_rdma_ports": active_ports,
             "settings": transport_facts["settings"],
         }
-        yield _rank_count("socket_despite_rdma", sockets, evidence if sockets else None, unknown)
-        without_gpudirect = {subject: log.transports for subject, log, _ in ranks if log.rdma_without_gpudirect}
+        yield _rank_count("socket_despite_rdma", active_ports, evidence if active_ports else None, unknown)
+        logs = {subject: each.log for subject, each in transport_by_rank.items()}
+        without_gpudirect = {subject: log.transports for subject, log in logs.items() if log.rdma_without_gpudirect}
         evidence = {"transports": without_gpudirect}
         yield _rank_count("rdma_without_gpudirect", without_gpudirect, evidence, unknown)
+
+
+def _listed(texts: Mapping[str, str]) -> str:
+    """The texts that are not empty, with their subjects; the first _MAX_NAMED."""
+    return and_more([f"{subject}: {text}" for subject, text in texts.items() if text], _MAX_NAMED, "; ")
 
 
 def _rank_count(name: str, ranks: Collection[str], evidence: Evidence, unknown: str) -> Answer:
