@@ -34,7 +34,6 @@ def run(task: Mapping[str, Any], device: str) -> dict[str, Any]:
 
 
 def _run_once(request: Mapping[str, Any], device: torch.device, max_bytes: float) -> list[int]:
-    """Run one request, and return its entry of ``log_ranges``."""
     operation, dtype = OPERATIONS[request["operation"]], DTYPES[request["dtype"]]
     count = operation.element_count(request["size"], dtype.itemsize, dist.get_world_size())
     size = count * dtype.itemsize

@@ -71,10 +71,7 @@ class StartedChildRanks:
     limit_s: float
 
     def wait_until_ready(self) -> None:
-        """Wait until all children have imported torch or failed, at most ``limit_s``; raises no error in any case.
-
-        Called by all ranks before a measurement, which the imports would disturb.
-        """
+        """Wait until all children have imported torch or failed, at most ``limit_s``. Called by all ranks."""
         store, deadline = group.rendezvous_store(), time.monotonic() + self.limit_s
         failure_counted = False
         while store.add(f"{self.start_key}/ready", 0) < self.process_count and time.monotonic() < deadline:
@@ -85,10 +82,7 @@ class StartedChildRanks:
             time.sleep(_READY_POLL_S)
 
     def results(self, on_poll: Callable[[], None] = lambda: None) -> list[ChildResult]:
-        """Let the waiting children run, wait until they end and return their results, by rank. Called by all ranks.
-
-        Ranks wait in the rendezvous store: a collective would occupy the GPUs that the children measure.
-        """
+        """Let the waiting children run, wait until they end and return their results, by rank. Called by all ranks."""
         store_barrier()
         if dist.get_rank() == 0:
             group.rendezvous_store().set(self.start_key, "")
@@ -203,7 +197,6 @@ def _start(
 
 
 def failure_text(rank: int, result: ChildResult) -> str:
-    """The error of a child, with its rank and host."""
     return f"rank {rank}{' on ' if result.host else ''}{result.host}: {result.error}"
 
 

@@ -198,10 +198,7 @@ def measure_each_operation(
 def check_data(
     operation: Operation, size: int, dtype: str, device: str, *, buffers: str = "torch"
 ) -> dict[int, Mismatch]:
-    """Run ``operation`` once at about ``size`` bytes without timing, and return the mismatches by rank.
-
-    Raises AllocationError on all ranks if the buffers do not fit into the memory of one rank.
-    """
+    """Run ``operation`` once at about ``size`` bytes without timing, and return the mismatches by rank."""
     return _measure(operation, size, dtype, device, buffers, lambda *_: Timings((), 0, 0)).mismatches
 
 
@@ -392,8 +389,7 @@ def supports_out_of_place(device: str) -> bool:
 def describe_group() -> dict[str, object]:
     """Facts about the process group: backend, world size, timing method, GPU model, NCCL's version and variables.
 
-    ``set_by_seatrial`` lists the variables that seatrial set. ``gpu`` is the model name as in NVML; if ranks differ,
-    the names are joined by " + ". Called by all ranks together.
+    ``set_by_seatrial`` lists the variables that seatrial set. Called by all ranks together.
     """
     backend = str(dist.get_backend())
     models = gather(torch.cuda.get_device_name() if backend == dist.Backend.NCCL else "")

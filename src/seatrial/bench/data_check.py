@@ -51,8 +51,7 @@ def fill_input(buffer: torch.Tensor, rank: int, summed_ranks: int) -> None:
     """Fill ``buffer`` with the input pattern of ``rank``; neighbouring elements and different ranks differ.
 
     ``summed_ranks``: number of ranks whose inputs the operation sums. If it is 1, data is only moved, and the patterns
-    of up to 63,486 ranks differ. If it is larger, inputs are small integers whose partial sums, in any order, are exact
-    in the dtype. A rank has zeros at the positions to which it does not contribute; there, elements may be equal.
+    of up to 63,486 ranks differ.
     """
     for start, chunk in _chunks(buffer):
         if summed_ranks == 1:
@@ -84,7 +83,6 @@ def verify(buffer: torch.Tensor, summed_ranks: int, parts: Sequence[ExpectedPart
 
 
 def _expected_integers(start: int, chunk: torch.Tensor, summed_ranks: int, rank: int) -> torch.Tensor:
-    """The expected bits of ``chunk``, as integers."""
     if summed_ranks == 1:
         return _moved_pattern(start, chunk, rank).to(_INTEGERS[chunk.element_size()])
     contributors, period = _contributors_and_period(chunk.dtype, summed_ranks)

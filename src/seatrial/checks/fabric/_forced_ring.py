@@ -1,8 +1,7 @@
 """All-reduce over several nodes with NCCL_ALGO=Ring, which loads the network ports fully.
 
 On two nodes NCCL's trees send half as much over the network as a ring does. The default all-reduce of nodes with NVLink
-switches therefore hardly tests the network (NVIDIA/nccl-tests#196, #309). NCCL reads its variables once per process, so
-each rank starts a child process for this measurement.
+switches therefore hardly tests the network (NVIDIA/nccl-tests#196, #309).
 """
 
 from __future__ import annotations

@@ -56,7 +56,6 @@ class RankPlace:
 
 
 def rank_place(context: Context) -> RankPlace:
-    """The place of this rank."""
     from seatrial.bench import rank
     from seatrial.discover import rdma_ports
 

@@ -137,7 +137,6 @@ def size_curves(results: Results, operation: Operation, prefix: str = "") -> Ite
 
 
 def iterations(timings: Timings) -> dict[str, JsonValue]:
-    """The number of warmup operations, of windows, and of operations in each window."""
     return {"warmup": timings.warmup, "windows": len(timings.windows), "per_window": timings.per_window}
 
 
@@ -222,7 +221,6 @@ def transport_text(group: Mapping[str, object]) -> str:
 
 
 def _interval_text(result: CollectiveResult, size: int, operation: Operation) -> str:
-    """The 95 % confidence interval of the median bus bandwidth at one size."""
     interval = median_interval(
         [_converted("busbw", result, seconds, operation) for seconds in result.timings.window_means]
     )

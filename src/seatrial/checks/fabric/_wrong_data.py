@@ -25,7 +25,6 @@ def wrong_data_metric(fix: str) -> metric:
 
 
 def wrong_data(mismatches: Iterable[Located], subject: str | None = None) -> Value:
-    """The number of wrong elements."""
     located = list(mismatches)
     evidence = [{**location, **asdict(mismatch)} for location, mismatch in located]
     wrong_elements = sum(mismatch.wrong for _, mismatch in located)

@@ -4,10 +4,9 @@ The GPUs of a pair send to and receive from each other at the same time, as in p
 are scheduled in rounds (round robin). In a round every GPU has at most one partner, and all pairs of all nodes run
 concurrently.
 
-A GPU that is slow with every partner is at fault. If two good GPUs are slow with each other, their path is at fault.
-With two GPUs in a node, a slow GPU cannot be located. GPUs are compared only within their node. On PCIe, concurrent
-pairs share links; a slow pair is therefore retried without other pairs of its node, and the rate of the retry replaces
-the first one. The check ``transfer.peers`` measures each direction separately.
+A fault is located as in pairs.py. GPUs are compared only within their node. On PCIe, concurrent pairs share links; a
+slow pair is therefore retried without other pairs of its node, and the rate of the retry replaces the first one. The
+check ``transfer.peers`` measures each direction separately.
 """
 
 from __future__ import annotations

@@ -107,8 +107,6 @@ def measure(context: Context, options: NcclSettingsOptions) -> Answers:
     results: dict[str, Sequence[ChildResult]] = {}  # setting → results of the child processes by rank
     logs: dict[str, list[NcclLog]] = {}  # setting → logs of the child processes by rank
     with ExitStack() as stack:
-        # The processes of all settings start at once, since importing torch takes longer than a measurement. The
-        # settings are then measured one after another
         context.progress("starting")
         started = {name: stack.enter_context(start_setting(name, ranks_by_node, context, options)) for name in settings}
         for children in started.values():

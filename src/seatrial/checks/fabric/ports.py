@@ -134,21 +134,15 @@ def _rates(compute: ComputePorts) -> Answers:
 
 def _setting_differences(compute: ComputePorts) -> Answers:
     """Yield for each port the number of settings (MTU, firmware) that differ from most ports of its kind."""
-    differences: dict[str, dict[str, str]] = {}
-    for kind in dict.fromkeys(port.kind for _, port in compute):
-        ports_of_kind = {f"{node}/{port.name}": port for node, port in compute if port.kind == kind}
+    differences: dict[str, dict[str, str]] = {f"{node}/{port.name}": {} for node, port in compute}
+    for ports in grouped((port.kind, (f"{node}/{port.name}", port)) for node, port in compute).values():
         for name in ("mtu", "active_mtu", "firmware"):
-            values = {subject: getattr(port, name) for subject, port in ports_of_kind.items()}
-            readable = {subject: setting for subject, setting in values.items() if setting is not None}
-            if readable:
-                common, count = Counter(readable.values()).most_common(1)[0]
-                text = f"{count} of {len(readable)} ports have {common}"
-                for subject, setting in readable.items():
-                    if setting != common:
-                        differences.setdefault(subject, {})[name] = f"{setting}; {text}"
-    for node, port in compute:
-        subject = f"{node}/{port.name}"
-        differing = differences.get(subject, {})
+            settings = {subject: getattr(port, name) for subject, port in ports if getattr(port, name) is not None}
+            common, count = next(iter(Counter(settings.values()).most_common(1)), (None, 0))
+            for subject, setting in settings.items():
+                if setting != common:
+                    differences[subject][name] = f"{setting}; {count} of {len(settings)} ports have {common}"
+    for subject, differing in differences.items():
         yield value("settings_differing", len(differing), subject, evidence=differing)
 
 

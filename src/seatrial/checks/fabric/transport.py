@@ -123,7 +123,6 @@ def _nvls_missing(transport_by_rank: Mapping[str, RankTransport], settings: Mapp
 
 
 def _rank_transport(context: Context) -> RankTransport:
-    """The NCCL log and the GPU model of this rank, and the RDMA ports of its node."""
     from seatrial.bench import group, rank
     from seatrial.discover import fabric, nccl_log
     from seatrial.discover.nccl_log import NcclLog
