@@ -32,6 +32,7 @@ from seatrial.bench.data_check import CHUNK_ELEMENTS, ExpectedPart, Mismatch, fi
 from seatrial.bench.operations import Operation, PreparedOperation, collective_api
 from seatrial.bench.rank import gather, joined_names
 from seatrial.bench.timing import drift, median_converged, time_is_up
+from seatrial.hardware.network_time import busbw_factor
 from seatrial.util.gc_pause import gc_paused
 from seatrial.util.text import and_more
 
@@ -128,11 +129,21 @@ class Timings:
 
 @dataclass(frozen=True)
 class CollectiveResult:
-    """One operation at one exact ``size`` in bytes: its times, and the mismatches by rank."""
+    """One ``operation`` (its name) at one exact ``size`` in bytes: its times, and the mismatches by rank."""
 
     size: int
     timings: Timings
     mismatches: dict[int, Mismatch]
+    operation: str = "all_reduce"
+
+    def bus_bandwidth(self, seconds: float) -> float:
+        """Bus bandwidth in GB/s of an operation that takes ``seconds``, as nccl-tests defines it."""
+        return algorithm_bandwidth(self.size, seconds) * busbw_factor(self.operation, self.timings.rank_count)
+
+    @property
+    def busbw(self) -> tuple[float, ...]:
+        """Bus bandwidth of every window in GB/s."""
+        return tuple(map(self.bus_bandwidth, self.timings.window_means))
 
 
 def algorithm_bandwidth(size: int, seconds: float) -> float:
@@ -222,7 +233,7 @@ def _measure(
         with _captured(prepared.run, 1) if in_graph else nullcontext(prepared.run) as run:
             mismatches = _check_result(prepared, run)
     del run, prepared  # frees the buffers before the allocator's memory pool, which holds them
-    return CollectiveResult(count * torch_dtype.itemsize, timings, mismatches)
+    return CollectiveResult(count * torch_dtype.itemsize, timings, mismatches, operation.name)
 
 
 def _check_result(prepared: PreparedOperation, run: Callable[[], object]) -> dict[int, Mismatch]:

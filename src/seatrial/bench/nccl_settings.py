@@ -41,7 +41,7 @@ def run(task: Mapping[str, Any], device: str) -> dict[str, Any]:
         name: subgroups.measure_all_reduce(groups, task["size"], device, task["seconds"])
         for name, groups in task["groups"].items()
     }
-    busbw = {name: [result.busbw(task["size"]) for result in results] for name, results in results_by_name.items()}
+    busbw = {name: [result.busbw for result in results] for name, results in results_by_name.items()}
     mismatches = (result.mismatches.values() for result in chain.from_iterable(results_by_name.values()))
     return {
         "busbw": busbw,

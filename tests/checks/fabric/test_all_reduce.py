@@ -342,7 +342,7 @@ def test_cuda_graph_metrics() -> None:
     values = {
         metric.name: metric.value
         for metric in _results.speed_values(
-            2**16, CollectiveResult(2**16, timings, {}), OPERATIONS["all_gather"], prefix="cuda_graph_"
+            2**16, CollectiveResult(2**16, timings, {}, "all_gather"), prefix="cuda_graph_"
         )
     }
     assert values["cuda_graph_latency.64KiB"] == pytest.approx(10)
@@ -351,7 +351,7 @@ def test_cuda_graph_metrics() -> None:
 
 def test_cuda_graph_curves_over_all_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timings = Timings(windows=((10e-6,) * 4,) * 10, per_window=100, warmup=3)
-    timed = partial(CollectiveResult, timings=timings, mismatches={})
+    timed = partial(CollectiveResult, timings=timings, mismatches={}, operation="all_gather")
     monkeypatch.setattr(collectives, "measure_cuda_graph", lambda _operation, *, size, **_how: timed(size))
     context = Context(
         node="n",
@@ -390,8 +390,7 @@ def test_transports_are_summed_over_all_ranks(monkeypatch: pytest.MonkeyPatch, t
 def test_busbw_uses_rank_count_and_mean_over_ranks() -> None:
     timings = Timings(windows=((2.0, 4.0, 3.0, 3.0),) * 3, per_window=1, warmup=3)
     values = {
-        metric.name: metric.value
-        for metric in _results.speed_values(2**30, CollectiveResult(2**30, timings, {}), OPERATIONS["all_reduce"])
+        metric.name: metric.value for metric in _results.speed_values(2**30, CollectiveResult(2**30, timings, {}))
     }
     assert values["latency.1GiB"] == 3e6
     assert values["busbw.1GiB"] == pytest.approx(1.5 * 2**30 / 3 / 1e9)
@@ -410,7 +409,7 @@ def test_one_window_has_no_interval() -> None:
         "slowest_rank": "node0/gpu1",
         "slowest_rank_us": 2.0,
     }
-    curves = _results.size_curves({4: result}, OPERATIONS["all_reduce"])
+    curves = _results.size_curves({4: result})
     assert [series.name for series in curves] == ["busbw", "latency"]
 
 

@@ -144,7 +144,7 @@ class _Modes:
     def run_back_to_back(self) -> Answers:
         self.back_to_back = yield from self._time_back_to_back(self.operation, "")
         if self.back_to_back:
-            yield from _results.size_curves(self.back_to_back, self.operation)
+            yield from _results.size_curves(self.back_to_back)
             yield from _results.timing_facts(self.back_to_back, self.subjects)
         if self.options.in_place == "both":
             yield from self._run_opposite_variant()
@@ -175,9 +175,7 @@ class _Modes:
         time_size = partial(
             measure_back_to_back, operation, seconds=max(min_seconds, max_seconds), min_seconds=min_seconds
         )
-        values_of_size = partial(
-            _results.speed_values, operation=operation, suffix=suffix, evidence=self._net_peer_channels()
-        )
+        values_of_size = partial(_results.speed_values, suffix=suffix, evidence=self._net_peer_channels())
         return self._each_size("back_to_back", label, time_size, values_of_size)
 
     def _net_peer_channels(self) -> dict[str, JsonValue] | None:
@@ -197,10 +195,10 @@ class _Modes:
             return
         time_size = partial(measure_cuda_graph, self.operation, seconds=self.options.seconds_per_size)
         quantities, prefix = ("latency", "busbw"), "cuda_graph_"
-        values_of_size = partial(_results.speed_values, operation=self.operation, quantities=quantities, prefix=prefix)
+        values_of_size = partial(_results.speed_values, quantities=quantities, prefix=prefix)
         results = yield from self._each_size("cuda_graph", "cuda_graph", time_size, values_of_size)
         if results:
-            yield from _results.size_curves(results, self.operation, prefix)
+            yield from _results.size_curves(results, prefix)
         counts = {
             size_label(size): {"bytes": result.size, **_results.iterations(result.timings)}
             for size, result in results.items()

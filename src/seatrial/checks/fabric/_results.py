@@ -64,7 +64,6 @@ class GroupOptions(Options):
 def speed_values(
     size: int,
     result: CollectiveResult,
-    operation: Operation,
     quantities: Sequence[str] = ("busbw", "latency", "latency_max"),
     *,
     prefix: str = "",
@@ -77,18 +76,16 @@ def speed_values(
     """
     for quantity in quantities:
         windows = result.timings.window_maxima if quantity == "latency_max" else result.timings.window_means
-        median_window = _converted(quantity, result, median(windows), operation)
+        median_window = _converted(quantity, result, median(windows))
         name = f"{prefix}{quantity}{suffix}.{size_label(size)}"
         yield value(name, median_window, evidence=evidence if quantity == "busbw" else None)._replace(
-            samples=tuple(_converted(quantity, result, seconds, operation) for seconds in windows)
+            samples=tuple(_converted(quantity, result, seconds) for seconds in windows)
         )
 
 
-def _converted(quantity: str, result: CollectiveResult, seconds: float, operation: Operation) -> float:
-    """The quantity (GB/s or us) for one time per operation, as nccl-tests defines it."""
-    if quantity.startswith("latency"):
-        return seconds * 1e6
-    return result.size / seconds / 1e9 * operation.busbw_factor(result.timings.rank_count)
+def _converted(quantity: str, result: CollectiveResult, seconds: float) -> float:
+    """The quantity (GB/s or us) for one time per operation."""
+    return result.bus_bandwidth(seconds) if quantity == "busbw" else seconds * 1e6
 
 
 def percentile_values(size: int, result: CollectiveResult, subjects: Sequence[str]) -> Answers:
@@ -126,13 +123,11 @@ def timing_facts(results: Results, subjects: Sequence[str], suffix: str = "") ->
     yield fact(f"drift_percent{suffix}", {label: 100 * result.timings.drift for label, result in by_label.items()})
 
 
-def size_curves(results: Results, operation: Operation, prefix: str = "") -> Iterator[Series]:
+def size_curves(results: Results, prefix: str = "") -> Iterator[Series]:
     """Yield bus bandwidth (GB/s) and time (us) over size (B); ``prefix``: prefix of the mode's metric names."""
     x = tuple(result.size for result in results.values())
     for name, unit in {"busbw": "GB/s", "latency": "us"}.items():
-        y = tuple(
-            _converted(name, result, median(result.timings.window_means), operation) for result in results.values()
-        )
+        y = tuple(_converted(name, result, median(result.timings.window_means)) for result in results.values())
         yield Series(name=f"{prefix}{name}", subject=CLUSTER, x=x, y=y, x_unit="B", y_unit=unit)
 
 
@@ -201,7 +196,7 @@ def method_text(
         parts += [
             f"back_to_back: median of {fewest if fewest == most else f'{fewest} to {most}'} windows, mean over ranks",
             f"busbw = algbw · {operation.busbw_formula}, as in nccl-tests",
-            f"{_interval_text(results[largest_size], largest_size, operation)}{_drift_text(results)}",
+            f"{_interval_text(results[largest_size], largest_size)}{_drift_text(results)}",
         ]
     return "; ".join([*parts, *(MODE_DESCRIPTIONS[mode] for mode in modes if mode in MODE_DESCRIPTIONS)])
 
@@ -220,10 +215,8 @@ def transport_text(group: Mapping[str, object]) -> str:
     return f"gloo over {interface or 'its default interface (GLOO_SOCKET_IFNAME is not set)'}"
 
 
-def _interval_text(result: CollectiveResult, size: int, operation: Operation) -> str:
-    interval = median_interval(
-        [_converted("busbw", result, seconds, operation) for seconds in result.timings.window_means]
-    )
+def _interval_text(result: CollectiveResult, size: int) -> str:
+    interval = median_interval(result.busbw)
     if not interval:
         return f"too few windows for a 95 % interval at {size_label(size)}"
     return f"95 % interval of busbw.{size_label(size)}: {interval[0]:.4g} to {interval[1]:.4g} GB/s"

@@ -11,9 +11,9 @@ from pydantic import JsonValue
 from seatrial.checks.declare import Value, metric, value
 
 if TYPE_CHECKING:
+    from seatrial.bench.collectives import CollectiveResult
     from seatrial.bench.data_check import Mismatch
     from seatrial.bench.pairs import PairTiming
-    from seatrial.bench.subgroups import GroupResult
 
 Located = tuple[Mapping[str, JsonValue], "Mismatch"]  # where wrong data arrived, such as sender and receiver; what
 
@@ -31,7 +31,7 @@ def wrong_data(mismatches: Iterable[Located], subject: str | None = None) -> Val
     return value("wrong_elements", wrong_elements, subject, evidence={"wrong_data": evidence} if evidence else None)
 
 
-def in_groups(results: Mapping[str, GroupResult]) -> Iterator[Located]:
+def in_groups(results: Mapping[str, CollectiveResult]) -> Iterator[Located]:
     """The wrong data of all groups, located by group name and rank."""
     for name, result in results.items():
         for rank, mismatch in result.mismatches.items():

@@ -36,7 +36,7 @@ from seatrial.model import (
 )
 
 if TYPE_CHECKING:
-    from seatrial.bench.subgroups import GroupResult
+    from seatrial.bench.collectives import CollectiveResult
 
 REFERENCE_METRIC = "busbw.8GiB"  # the size with most reference values of one node (data/skus)
 GPU_SIZE, CPU_SIZE = parse_bytes("8GiB"), parse_bytes("1MiB")  # CPU_SIZE is for CPU-only runs
@@ -70,26 +70,27 @@ def measure(context: Context, options: EachNodeOptions) -> Answers:
     log_offset = group.nccl_log_size()
     size, results, not_allocated = _measure_largest_size(context, options, list(ranks_by_node.values()))
     group_facts = _nccl_log.group_facts(log_offset)
-    result = dict(zip(ranks_by_node, results, strict=True)).get(context.node)
-    if not result or context.rank != result.ranks[0]:
+    results_by_node = dict(zip(ranks_by_node, results, strict=True))
+    ranks, result = ranks_by_node.get(context.node, ()), results_by_node.get(context.node)
+    if not result or context.rank != ranks[0]:
         return
-    yield from facts({**group_facts, "gpu": models, "world_size": len(result.ranks), "nodes": 1, "size": size})
+    yield from facts({**group_facts, "gpu": models, "world_size": len(ranks), "nodes": 1, "size": size})
     too_large = next(iter(not_allocated), "")
     reduced = f" ({format_bytes(parse_bytes(too_large))} did not fit on all ranks)" if too_large else ""
     yield fact(
         "method",
         f"{transport_text(group_facts)}: all-reduce of {format_bytes(size)}{reduced} among the "
-        f"{len(result.ranks)} ranks of this node, {len(ranks_by_node)} nodes at the same time; median of "
+        f"{len(ranks)} ranks of this node, {len(ranks_by_node)} nodes at the same time; median of "
         f"{len(result.timings.windows)} windows; busbw = algbw · 2(n−1)/n",
     )
-    yield value(f"busbw.{size_label(size)}", result.busbw(size), context.node)
+    yield value(f"busbw.{size_label(size)}", result.busbw, context.node)
     busbw_of_same_gpus = [  # of this node, and of the other nodes with the same number of GPUs of the same models
-        median(node_result.busbw(size))
-        for node_result in results
-        if (models_by_rank[node_result.ranks[0]], len(node_result.ranks)) == (models, len(result.ranks))
+        median(results_by_node[node].busbw)
+        for node, node_ranks in ranks_by_node.items()
+        if (models_by_rank[node_ranks[0]], len(node_ranks)) == (models, len(ranks))
     ]
     if len(busbw_of_same_gpus) > 1:
-        yield value("node_share", [busbw / max(busbw_of_same_gpus) for busbw in result.busbw(size)], context.node)
+        yield value("node_share", [busbw / max(busbw_of_same_gpus) for busbw in result.busbw], context.node)
     else:
         yield absent("node_share", "no other node has the same GPUs", context.node)
     yield wrong_data(in_groups({context.node: result}), context.node)
@@ -102,7 +103,7 @@ def measure(context: Context, options: EachNodeOptions) -> Answers:
 
 def _measure_largest_size(
     context: Context, options: EachNodeOptions, groups: Sequence[Sequence[int]]
-) -> tuple[int, list[GroupResult], dict[str, str]]:
+) -> tuple[int, list[CollectiveResult], dict[str, str]]:
     """The largest size that fits on all ranks, its result for each group, and a mapping: too large size → reason.
 
     The returned values are the same on all ranks. Raises SeatrialError if no size fits.

@@ -40,7 +40,7 @@ def measure(context: Context, options: GroupOptions) -> Answers:
     comparable = len(rails) >= MIN_COMPARABLE_RAILS
     if not comparable:
         yield absent("rail_share", f"a comparison needs {MIN_COMPARABLE_RAILS} rails, this trial has {len(rails)}")
-    busbw_by_rail = [result.busbw(size) for result in results]
+    busbw_by_rail = [result.busbw for result in results]
     rail_medians = tuple(map(median, busbw_by_rail))
     overall_median = median(rail_medians)
     for number, samples in enumerate(busbw_by_rail):

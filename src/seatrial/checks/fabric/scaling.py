@@ -33,7 +33,7 @@ from seatrial.model import (
 )
 
 if TYPE_CHECKING:
-    from seatrial.bench.subgroups import GroupResult
+    from seatrial.bench.collectives import CollectiveResult
 
 # The buffer on GPUs grows by BYTES_PER_RANK with each rank, between GPU_SIZE and MAX_GPU_SIZE: 1 GiB saturates the
 # links of a few nodes; on many nodes, each step of a ring must carry enough. NCCL reached 219 GB/s with 1 GiB and 406
@@ -69,7 +69,7 @@ def measure(context: Context, options: GroupOptions) -> Answers:
     ranks_by_node = several_nodes(context, "scaling needs at least two")
     node_count, members = len(ranks_by_node), list(ranks_by_node.values())
     size = options.size or (gpu_size(context.world_size) if context.on_gpu else CPU_SIZE)
-    results: dict[int, GroupResult] = {}  # number of nodes → result
+    results: dict[int, CollectiveResult] = {}  # number of nodes → result
     for count, ranks in ranks_by_node_count(members).items():
         context.progress(_nodes_label(count))
         (results[count],) = subgroups.measure_all_reduce([ranks], size, context.device, options.seconds)
@@ -83,16 +83,16 @@ def measure(context: Context, options: GroupOptions) -> Answers:
         ring_busbw = _measure_rings(members, size, context, options.seconds)
     if context.rank == 0:
         yield from facts({**group_facts, "nodes": node_count, "size": size, "node_order": list(ranks_by_node)})
-        yield from _by_node_count(results, size)
+        yield from _by_node_count(results)
         of_first_node = (timing.seconds for timing in pair_timings if timing.rank in members[0])
         rates = ([pair_size / seconds / 1e9 for seconds in windows] for windows in of_first_node)
         network_busbw = [sum(window) for window in zip(*rates, strict=True)]
-        yield from _efficiencies(results, size, network_busbw, ring_busbw, group_facts["transports"])
+        yield from _efficiencies(results, network_busbw, ring_busbw, group_facts["transports"])
         if node_count == 2:
             yield absent("ring_efficiency", "there are only 2 nodes")
         groups = {_nodes_label(count): result for count, result in results.items()}
         yield wrong_data([*in_groups(groups), *in_pairs(pair_timings, range(context.world_size))])
-        rank_counts = ", ".join(f"{len(result.ranks)} on {label}" for label, result in groups.items())
+        rank_counts = ", ".join(f"{result.timings.rank_count} on {label}" for label, result in groups.items())
         yield fact(
             "method",
             f"{transport_text(group_facts)}: all-reduce of {format_bytes(size)} over the first nodes in rank "
@@ -119,11 +119,11 @@ def ranks_by_node_count(members: Sequence[Sequence[int]]) -> dict[int, list[int]
     return {count: ranks for count, ranks in ranks_by_count.items() if len(ranks) > 1}
 
 
-def _by_node_count(results: Mapping[int, GroupResult], size: int) -> Answers:
+def _by_node_count(results: Mapping[int, CollectiveResult]) -> Answers:
     """Yield busbw by number of nodes, and the ratios of all nodes' busbw to that of one node and of two nodes."""
     busbw: dict[int, float] = {}  # number of nodes → median GB/s
     for count, result in results.items():
-        samples = result.busbw(size)
+        samples = result.busbw
         busbw[count] = median(samples)
         yield value(f"busbw.{_nodes_label(count)}", samples)
     largest = max(busbw)
@@ -135,8 +135,7 @@ def _by_node_count(results: Mapping[int, GroupResult], size: int) -> Answers:
 
 
 def _efficiencies(
-    results: Mapping[int, GroupResult],
-    size: int,
+    results: Mapping[int, CollectiveResult],
     network_busbw: Sequence[float],
     ring_busbw: Mapping[str, Sequence[float]],
     transports: Mapping[str, int],
@@ -152,8 +151,8 @@ def _efficiencies(
     if networks.slowest(transports)[0] == "tcp":
         yield absent("link_efficiency", "NCCL uses sockets between nodes, which its threads limit")
     else:
-        bases = [network_busbw, *([results[1].busbw(size)] if 1 in results else [])]
-        yield _efficiency("link_efficiency", results[2].busbw(size), min(bases, key=median))
+        bases = [network_busbw, *([results[1].busbw] if 1 in results else [])]
+        yield _efficiency("link_efficiency", results[2].busbw, min(bases, key=median))
     for name, samples in ring_busbw.items():
         yield value(f"ring_busbw.{name}", samples)
     if ring_busbw:
