@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from seatrial.bench import collectives, subgroups
 from seatrial.bench import rank as rank_
@@ -402,8 +401,3 @@ def test_other_size_is_recorded_as_not_requested(tmp_path: Path) -> None:
     reason = "the trial's options set size 64MiB"
     assert first_rank.absent == (Absent(metric=BUSBW, why=Why.NOT_REQUESTED, reason=reason),)
     assert {metric.name for metric in first_rank.metrics if metric.name.startswith("busbw")} == {"busbw.64MiB"}
-
-
-def test_size_must_be_a_whole_number_of_elements() -> None:
-    with pytest.raises(ValidationError, match="multiple of 4"):
-        gpu_pairs.GpuPairOptions.model_validate({"size": "6B"})

@@ -57,7 +57,7 @@ class GroupOptions(Options):
     on a GPU an imprecise median extends this to at most twice.
     """
 
-    size: ByteSize | None = Field(default=None, ge=4)
+    size: ByteSize | None = Field(default=None, ge=4, multiple_of=4)  # whole elements of float32
     seconds: Seconds = 1.0
 
 

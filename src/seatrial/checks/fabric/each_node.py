@@ -2,7 +2,8 @@
 
 A node with slow NVLinks or switches slows the all-reduce of the whole cluster, but that all-reduce does not show which
 node is slow. In this check no data leaves a node. Each node is compared with the reference value of one node. It is
-also compared with the fastest node that has the same GPUs, so that the slower of two nodes is found too.
+also compared with the fastest node that has the same GPUs, so that the slower of two nodes is found too. If the buffer
+does not fit on one rank, all ranks halve the size, up to MAX_HALVINGS times.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING
-
-from pydantic import Field
 
 from seatrial.checks.check import Context, SkipIf, facts
 from seatrial.checks.declare import Answers, Comparison, absent, fact, metric, not_requested, unreadable, value
@@ -27,7 +26,6 @@ from seatrial.checks.fabric._results import (
 )
 from seatrial.checks.fabric._wrong_data import in_groups, wrong_data, wrong_data_metric
 from seatrial.model import (
-    ByteSize,
     NotApplicable,
     SeatrialError,
     format_bytes,
@@ -43,17 +41,7 @@ GPU_SIZE, CPU_SIZE = parse_bytes("8GiB"), parse_bytes("1MiB")  # CPU_SIZE is for
 MAX_HALVINGS = 7  # from 8 GiB down to 64 MiB; smaller sizes do not saturate the links
 
 
-class EachNodeOptions(GroupOptions):
-    """Options of collectives.each_node, in addition to those of GroupOptions.
-
-    If the buffer of ``size`` does not fit on one rank, all ranks halve the size, up to MAX_HALVINGS times. The sizes
-    that did not fit are recorded.
-    """
-
-    size: ByteSize | None = Field(default=None, ge=4, multiple_of=4)
-
-
-def measure(context: Context, options: EachNodeOptions) -> Answers:
+def measure(context: Context, options: GroupOptions) -> Answers:
     """Yield the metrics of each node on its first rank.
 
     Raises NotApplicable on a single node and with one rank per node, and SeatrialError if no size fits into memory.
@@ -102,7 +90,7 @@ def measure(context: Context, options: EachNodeOptions) -> Answers:
 
 
 def _measure_largest_size(
-    context: Context, options: EachNodeOptions, groups: Sequence[Sequence[int]]
+    context: Context, options: GroupOptions, groups: Sequence[Sequence[int]]
 ) -> tuple[int, list[CollectiveResult], dict[str, str]]:
     """The largest size that fits on all ranks, its result for each group, and a mapping: too large size → reason.
 
@@ -163,6 +151,6 @@ CHECK = group_check(
     per_node=True,
     operation="all_reduce",
     limit_s=300.0,
-    options=EachNodeOptions,
+    options=GroupOptions,
     skip_if=(SkipIf.ONE_NODE, SkipIf.ONE_RANK_PER_NODE),
 )

@@ -17,9 +17,7 @@ from itertools import chain, zip_longest
 from statistics import median
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
-from seatrial.checks.check import Context, Options, Seconds, SkipIf, facts
+from seatrial.checks.check import Context, Seconds, SkipIf, facts
 from seatrial.checks.declare import (
     Answers,
     Comparison,
@@ -32,13 +30,12 @@ from seatrial.checks.declare import (
     warning,
 )
 from seatrial.checks.fabric import _nccl_log
-from seatrial.checks.fabric._results import bandwidth, group_check, transport_text
+from seatrial.checks.fabric._results import GroupOptions, bandwidth, group_check, transport_text
 from seatrial.checks.fabric._wrong_data import in_pairs, wrong_data, wrong_data_metric
 from seatrial.discover import gpu
 from seatrial.discover.nvlinks import NVLINK, UNKNOWN_LINK, link_types
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.model import (
-    ByteSize,
     NotApplicable,
     format_bytes,
     parse_bytes,
@@ -59,15 +56,13 @@ MIN_SHARE = 0.90
 Partners = dict[int, int]  # rank → its partner; has both ranks of each pair
 
 
-class GpuPairOptions(Options):
-    """Options of collectives.gpu_pairs.
+class GpuPairOptions(GroupOptions):
+    """Options of collectives.gpu_pairs, in addition to those of GroupOptions; ``seconds`` is for each round.
 
-    ``size``: bytes that each GPU sends and receives at a time; the default depends on the device. ``seconds``: maximum
-    timed duration of each round; on a GPU an imprecise median extends this to at most twice. ``retry_slow_pairs``:
-    measure slow pairs again without other pairs; off by default on CPUs, where no rule applies to pairs.
+    ``retry_slow_pairs``: measure slow pairs again without other pairs; off by default on CPUs, where no rule applies to
+    pairs.
     """
 
-    size: ByteSize | None = Field(default=None, ge=4, multiple_of=4)
     seconds: Seconds = 0.4  # 8 windows: a confidence interval needs six
     retry_slow_pairs: bool | None = None
 

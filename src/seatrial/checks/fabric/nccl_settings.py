@@ -80,7 +80,7 @@ class NcclSettingsOptions(Options):
     extends this to at most twice. ``limit_s``: time limit of the child processes of a setting.
     """
 
-    size: ByteSize = Field(default=SIZE, ge=4)
+    size: ByteSize = Field(default=SIZE, ge=4, multiple_of=4)
     seconds: Seconds = 0.5
     limit_s: Seconds = 120.0
 
