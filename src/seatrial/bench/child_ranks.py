@@ -168,32 +168,20 @@ def start_child_ranks(
             "limit_s": limit_s,
             "started": time.time(),
         }
-        spare_gpus = options.get("spare_gpus")
-        child = _start(module, {**group_task, **task}, {**env, **identity}, omitted_variable, files, spare_gpus)
+        child_task, child_env = {**group_task, **task}, {**env, **identity}
+        spare = spare_children.take(options.get("spare_gpus"), child_env)
+        if spare and spare.run(module, child_task, {**processes.inherited(omitted_variable), **child_env}, files):
+            child = spare.child
+        else:
+            argv = [sys.executable, "-m", module, json.dumps(child_task)]
+            child = processes.start(
+                argv, env=child_env, stdout=files["out"], stderr=files["err"], without=omitted_variable
+            )
     try:
         yield StartedChildRanks(start_key, group_name, child, sum(map(len, all_groups)), files, limit_s)
     finally:
         if child and child.poll() is None:
             processes.stop(child, grace_s=1.0)
-
-
-def _start(
-    module: str,
-    task: Mapping[str, Any],
-    env: Mapping[str, str],
-    omitted_variable: str,
-    files: Mapping[str, Path],
-    spare_gpus: spare_children.Gpus | None,
-) -> processes.Child:
-    """Run ``module`` in a spare child that sees ``spare_gpus``, or in a new process if there is no such child.
-
-    ``omitted_variable``: an environment variable that the child does not inherit; "" for none.
-    """
-    spare = spare_children.take(spare_gpus, env)
-    if spare and spare.run(module, task, {**processes.inherited(omitted_variable), **env}, files):
-        return spare.child
-    argv = [sys.executable, "-m", module, json.dumps(task)]
-    return processes.start(argv, env=env, stdout=files["out"], stderr=files["err"], without=omitted_variable)
 
 
 def failure_text(rank: int, result: ChildResult) -> str:

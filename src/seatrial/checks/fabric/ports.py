@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from typing import TYPE_CHECKING
 
 from seatrial.checks.cause import Cause
@@ -80,9 +81,7 @@ def _states(compute: ComputePorts) -> Answers:
     """Yield the number of active, missing and unreadable ports of each node, and the number of NIC models."""
     # node → NIC model → number of the model's ports; the model is the first part of a port's kind
     counts_by_node = {node: Counter(port.kind[0] for port in ports) for node, ports in compute.by_node.items()}
-    max_counts: Counter[str] = Counter()  # NIC model → largest number of its ports on one node
-    for counts in counts_by_node.values():
-        max_counts |= counts
+    max_counts = reduce(or_, counts_by_node.values())  # NIC model → largest number of its ports on one node
     for node, ports in compute.by_node.items():
         active = sum(port.is_active for port in ports)
         yield value("active_ports", active, node, evidence={"ports": {port.name: _state(port) for port in ports}})
