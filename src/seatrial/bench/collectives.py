@@ -1,11 +1,7 @@
 """Measures one collective operation: time, bandwidth by nccl-tests' definitions, and correctness of the result.
 
-There are three timing modes; their results are not comparable with each other:
-
-- ``measure_back_to_back``: many operations in sequence, as nccl-tests does by default.
-- ``measure_cuda_graph``: operations in a CUDA graph, without launch overhead of the host (nccl-tests -G).
-- ``measure_each_operation`` (mode percentiles): each operation separately, to get the distribution of the times
-  and the slowest rank.
+The results of the three timing modes are not comparable with each other: ``measure_back_to_back`` as nccl-tests does by
+default, ``measure_cuda_graph`` without launch overhead of the host (nccl-tests -G), and ``measure_each_operation``.
 
 Everything here needs an open process group (``bench.group``) and is called by all ranks together.
 """

@@ -36,7 +36,13 @@ MODE_DESCRIPTIONS = {
 }
 bandwidth = partial(metric, unit="GB/s", speed=True, bound=COLLECTIVE)  # of NCCL's operations
 # A check of the links between the ranks of a job
-group_check = partial(Check, phase=Phase.INTERCONNECT, scope=Scope.CLUSTER, needs=Needs(min_ranks=2))
+group_check = partial(
+    Check,
+    phase=Phase.INTERCONNECT,
+    scope=Scope.CLUSTER,
+    needs=Needs(min_ranks=2),
+    limit_s=600.0,  # gigabytes over a slow network take minutes
+)
 MAX_DRIFT = 0.02  # a larger drift is reported; two identical runs may differ by up to this value
 
 

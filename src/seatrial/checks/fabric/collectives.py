@@ -127,7 +127,6 @@ def _check(name: str, title: str, *bandwidths: metric, measure: Measure) -> Chec
         declared=(_results.allocation_metric(name, "sizes=[1MiB, 1GiB]"), _WRONG_DATA, *_SPEEDS, *bandwidths),
         fact_roles={"connections": "transports"},
         measure=measure,
-        limit_s=600.0,  # gigabytes over a slow network take minutes
         options=CollectiveOptions,
         skip_if=(SkipIf.ONLY_CUDA_GRAPHS,),
         operation=name,

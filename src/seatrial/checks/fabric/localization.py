@@ -60,10 +60,7 @@ class LocalizationOptions(GroupOptions):
 
 
 def measure(context: Context, options: LocalizationOptions) -> Answers:
-    """Yield the rates of all steps on rank 0, and the number of slow ranks, paths and rails.
-
-    Raises NotApplicable on one node.
-    """
+    """Yield the rates of all steps on rank 0, and the number of slow ranks, paths and rails."""
     from seatrial.bench import pairs, rank, tcp
 
     all_ranks, subjects = several_nodes(context, "there are no pairs of nodes"), rank.gather(context.subject)
@@ -188,7 +185,6 @@ CHECK = group_check(
         wrong_data_metric("The evidence names sender, receiver, offset and flipped bits."),
     ),
     measure=measure,
-    limit_s=600.0,
     options=LocalizationOptions,
     skip_if=(SkipIf.UNVERIFIED,),
     localizes=True,

@@ -225,7 +225,6 @@ CHECK = group_check(
         ),
     ),
     measure=measure,
-    limit_s=600.0,
     options=GroupOptions,
     skip_if=(SkipIf.ONE_NODE,),
 )
