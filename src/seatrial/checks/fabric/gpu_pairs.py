@@ -42,6 +42,7 @@ from seatrial.model import (
     size_label,
 )
 from seatrial.util.grouping import grouped
+from seatrial.util.text import plural
 
 if TYPE_CHECKING:
     from seatrial.bench.pairs import PairResults, PairTiming
@@ -247,19 +248,15 @@ def _pair_subject(a: str, b: str) -> str:
 
 
 def _method_text(transport: str, results: PairResults, node_count: int) -> str:
-    pair_count, rank_count = len(results.by_pair), len(results.members)
-    round_count = rank_count - 1 + rank_count % 2  # of a round robin of all ranks
-    window_counts = sorted({len(timing.seconds) for timing in results.timings})
-    windows = f"{window_counts[0]} to {window_counts[-1]}" if len(window_counts) > 1 else f"{window_counts[0]}"
-    max_located = results.max_locatable
-    guarantee = f"up to {max_located} slow {'rank is' if max_located == 1 else 'ranks are'} located exactly"
+    rank_count = len(results.members)
+    rounds = plural(rank_count - 1 + rank_count % 2, "round")  # of a round robin of all ranks
+    fewest_windows = min(len(timing.seconds) for timing in results.timings)
     concurrent = f"all pairs of a round on {node_count} nodes" if node_count > 1 else "all pairs of a round"
     return (
-        f"{transport}: {pair_count} {'pair' if pair_count == 1 else 'pairs'} of the {rank_count} ranks of this node in "
-        f"{round_count} {'round' if round_count == 1 else 'rounds'} of a round-robin schedule, {concurrent} "
-        f"concurrently; each rank sends {format_bytes(results.size)} to its partner and receives as much at the same "
-        f"time; GB/s per direction, median of {windows} windows; "
-        f"{guarantee if max_located else 'with two ranks a slow rank cannot be located'}"
+        f"{transport}: {plural(len(results.by_pair), 'pair')} of the {rank_count} ranks of this node in {rounds} of a "
+        f"round-robin schedule, {concurrent} concurrently; each rank sends {format_bytes(results.size)} to its partner "
+        f"and receives as much at the same time; GB/s per direction, median of at least {fewest_windows} windows; at "
+        f"most {plural(results.max_locatable, 'slow rank')} can be located"
     )
 
 

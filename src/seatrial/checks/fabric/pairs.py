@@ -37,6 +37,7 @@ from seatrial.model import (
     parse_bytes,
 )
 from seatrial.model.topology import switch_path
+from seatrial.util.text import plural
 
 if TYPE_CHECKING:
     from seatrial.bench.pairs import PairResults, PairTiming
@@ -157,7 +158,7 @@ def _answers(
     fast_in_retry_count = sum(bool(shares) and median(shares) >= MIN_SHARE for shares in shares_in_retry)
     yield value("shared_paths", fast_in_retry_count, evidence={"slow_paths": slow_paths, "single_pair": retried})
     yield wrong_data(in_pairs(results.all_timings, results.subjects))
-    guarantee = f"up to {max_located} bad {'node is' if max_located == 1 else 'nodes are'} located exactly"
+    guarantee = f"at most {plural(max_located, 'bad node')} can be located"
     if node_count == 2:
         guarantee = "with two nodes a slow node cannot be distinguished from the other or from the path"
     yield fact(
