@@ -192,14 +192,11 @@ def append_record(writer: int, number: int) -> bytes:
 
 
 def _append_records(path: Path, writer: int) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_APPEND)
-    try:
+    with path.open("ab", buffering=0) as file:  # O_APPEND
         for number in range(RECORDS):
-            append(file, append_record(writer, number))
+            append(file.fileno(), append_record(writer, number))
             time.sleep(APPEND_INTERVAL_S)
         os.fsync(file)
-    finally:
-        os.close(file)
 
 
 def append(file: int, data: bytes) -> None:
@@ -274,7 +271,7 @@ def _wait_for_lock(file: int, try_lock: Callable[[int], bool], pause: float) -> 
 def _hold_exclusively(path: Path) -> bool:
     """Create ``path``, wait LOCK_HOLD_S and remove ``path``; False if another holder of the lock has created it."""
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        path.touch(exist_ok=False)  # O_EXCL
     except FileExistsError:
         time.sleep(LOCK_HOLD_S)
         return False
