@@ -38,8 +38,7 @@ def measure(context: Context, options: Options) -> Answers:
     context.progress("reading RDMA ports")
     by_node = dict(zip(participants.names, participants.run_on_all(lambda: read_node_ports(context.root)), strict=True))
     if participants.index >= 0:  # this rank has read the ports of its node
-        node_ports = by_node[participants.names[participants.index]].ports
-        yield fact("ports", [port.model_dump(mode="json") for port in node_ports])
+        yield fact("ports", [port.model_dump(mode="json") for port in by_node[context.node].ports])
     compute = select_compute_ports(by_node)
     if context.rank == 0:
         yield from compare_ports(compute, by_node)
