@@ -131,8 +131,8 @@ def joined_names(names: Iterable[str | None]) -> str | None:
 def _cpu_model() -> str:
     """The CPU's model name (proc(5), cpuinfo). Models may compute sums with different last bits."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else f"{platform.machine()}, unknown model"
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, f"{platform.machine()}, unknown model")
 
 
 def min_free_memory(device: str) -> float:

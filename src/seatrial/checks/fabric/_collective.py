@@ -164,8 +164,7 @@ class _Modes:
             yield absent(f"*{_results.VARIANT_SUFFIXES[False]}.*", reason)
         else:
             suffix = _results.VARIANT_SUFFIXES[variant.in_place]
-            label = "in place" if variant.in_place else "out of place"
-            results = yield from self._time_back_to_back(variant, label, suffix)
+            results = yield from self._time_back_to_back(variant, suffix.replace("_", " ").strip(), suffix)
             yield from _results.timing_facts(results, self.subjects, suffix)
 
     def _time_back_to_back(self, operation: Operation, label: str, suffix: str = "") -> ModeResults:
