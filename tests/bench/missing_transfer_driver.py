@@ -25,22 +25,16 @@ COUNT = 600  # elements: whole blocks for two and three ranks
 class OutOfPlaceApi(TorchApi):
     """gloo with out-of-place variants, which only NCCL has: copies the input, then runs in place."""
 
-    def all_reduce(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
-        return _copy_and_run(sent, received, super().all_reduce(received, received))
+    def prepare(self, name: str, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
+        if name not in ("all_reduce", "broadcast", "reduce"):
+            return super().prepare(name, sent, received)
+        run = super().prepare(name, received, received)
 
-    def broadcast(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
-        return _copy_and_run(sent, received, super().broadcast(received, received))
+        def copy_and_run() -> None:
+            received.copy_(sent)
+            run()
 
-    def reduce(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
-        return _copy_and_run(sent, received, super().reduce(received, received))
-
-
-def _copy_and_run(sent: torch.Tensor, received: torch.Tensor, run: Callable[[], None]) -> Callable[[], None]:
-    def copy_and_run() -> None:
-        received.copy_(sent)
-        run()
-
-    return copy_and_run
+        return copy_and_run
 
 
 def check(operation: Operation, dtype: torch.dtype) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def test_a_slow_filesystem_ends_at_the_time_limit(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("seatrial.bench.metadata.time.perf_counter", lambda: next(clock))
     created = metadata.create_files(tmp_path / "slow", 100_000, 12)
     assert created.files == 3
-    assert created.rate == pytest.approx(3 / 20)
+    assert created.seconds == pytest.approx(20)
     assert metadata.unlink_files(tmp_path / "slow", created.files).files == 3
 
 

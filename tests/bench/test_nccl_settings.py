@@ -9,9 +9,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from seatrial.bench import nccl_settings, subgroups
-from seatrial.bench.collectives import Timings
+from seatrial.bench.collectives import CollectiveResult, Timings
 from seatrial.bench.data_check import Mismatch
-from seatrial.bench.subgroups import GroupResult
 
 TASK: dict[str, Any] = {
     "groups": {"all_ranks": [[0, 1]]},
@@ -27,7 +26,7 @@ def untimed_sizes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[l
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     sizes: list[int] = []
     bad = Mismatch(3, 0, "1", "2", "3")
-    result = GroupResult((0, 1), Timings(((1e-6, 1e-6), (2e-6, 2e-6)), 1, 0), {1: bad})
+    result = CollectiveResult(4000, Timings(((1e-6, 1e-6), (2e-6, 2e-6)), 1, 0), {1: bad})
     monkeypatch.setattr(dist, "all_reduce", lambda buffer: sizes.append(buffer.nbytes))
     monkeypatch.setattr(subgroups, "measure_all_reduce", lambda groups, size, device, seconds: [result] * len(groups))
     monkeypatch.setenv("NCCL_DEBUG_FILE", str(tmp_path / "nccl.log"))

@@ -6,7 +6,7 @@ from itertools import chain, combinations
 import pytest
 
 from seatrial.bench.data_check import Mismatch
-from seatrial.bench.pairs import PairResults, PairTiming, rounds_by_group
+from seatrial.bench.pairs import PairResults, PairTiming, partner_map, rounds_by_group
 from seatrial.checks.fabric import pairs
 from seatrial.hardware.pair_search import round_robin
 from seatrial.model import CLUSTER
@@ -27,6 +27,14 @@ def test_pairs_of_a_round_are_disjoint(nodes: int, max_rounds: int) -> None:
     for paired in rounds:
         members = list(chain.from_iterable(paired))
         assert len(members) == len(set(members)) == nodes - nodes % 2
+
+
+def test_ranks_with_the_same_index_are_partners() -> None:
+    ranks = {"n0": (0, 1), "n1": (2, 3), "n2": (4, 5)}
+    assert partner_map([("n2", "n0")], ranks) == {4: 0, 0: 4, 5: 1, 1: 5}
+    assert partner_map([(0, 1)], list(ranks.values())) == {0: 2, 2: 0, 1: 3, 3: 1}
+    with pytest.raises(ValueError, match="argument 2 is longer"):
+        partner_map([(0, 1)], [(0,), (1, 2)])
 
 
 @pytest.mark.parametrize("sizes", [(8, 8), (3, 3, 3), (16,) * 4, (18, 14), (5, 5, 1), (32,) * 32, (10, 1, 1)])

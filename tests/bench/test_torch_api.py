@@ -37,7 +37,7 @@ def test_backend_is_that_of_the_device(api: TorchApi) -> None:
 @pytest.mark.parametrize("name", ["all_gather", "reduce_scatter", "all_to_all"])
 def test_operation_writes_the_received_buffer(api: TorchApi, name: str) -> None:
     sent, received = torch.arange(4.0), torch.zeros(4)
-    call = getattr(api, name)(sent, received)
+    call = api.prepare(name, sent, received)
     assert received.tolist() == [0] * 4, "prepared, not started"
     call()
     assert received.tolist() == sent.tolist() == [0, 1, 2, 3]
@@ -48,12 +48,12 @@ def test_operation_writes_the_received_buffer(api: TorchApi, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["all_reduce", "broadcast", "reduce"])
 def test_operation_is_in_place_only(api: TorchApi, name: str) -> None:
-    buffer, prepare = torch.arange(4.0), getattr(api, name)
-    prepare(buffer, buffer)()
+    buffer = torch.arange(4.0)
+    api.prepare(name, buffer, buffer)()
     api.wait()
     assert buffer.tolist() == [0, 1, 2, 3]
     with pytest.raises(ValueError, match="in place only"):
-        prepare(buffer, torch.zeros(4))
+        api.prepare(name, buffer, torch.zeros(4))
 
 
 def test_send_and_receive_are_one_concurrent_operation(monkeypatch: pytest.MonkeyPatch, api: TorchApi) -> None:
@@ -66,6 +66,8 @@ def test_send_and_receive_are_one_concurrent_operation(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(dist, "batch_isend_irecv", start)
     monkeypatch.setattr(dist, "P2POp", lambda *arguments: arguments)
+    monkeypatch.setattr(dist, "get_rank", lambda: 2)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
     sent, received = torch.ones(2), torch.zeros(2)
-    api.send_receive(sent, 3, received, 1)()
+    api.prepare("send_receive", sent, received)()
     assert started == [[(dist.isend, sent, 3), (dist.irecv, received, 1)]]

@@ -68,7 +68,7 @@ def fabric(
     results = PairResults(timings, SIZE, names, subjects)
     if single_rate:
         index = {f"node{node}": node for node in range(nodes)}
-        slow_pairs = [(index[a], index[b]) for a, b in results.pairs_below_best(MIN_SHARE)]
+        slow_pairs = [(index[a], index[b]) for a, b in results.pairs_below(MIN_SHARE, results.pair_shares)]
         seconds = (SIZE / 1e9 / single_rate,) * 12
         retries = (
             PairTiming(x * GPUS + gpu, y * GPUS + gpu, seconds, None)

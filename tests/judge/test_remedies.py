@@ -46,8 +46,9 @@ def test_other_outcomes_keep_the_fix_of_the_rule(outcome: Outcome) -> None:
     assert list(with_remedies([verdict])) == [verdict]
 
 
-def test_an_error_of_a_fact_names_the_check_to_run_again() -> None:
-    (error,) = with_remedies([replace(UNJUDGED, outcome=Outcome.ERROR, reasons=(Reason.FACT_INVALID,), fix="")])
+@pytest.mark.parametrize("reason", [Reason.FACT_INVALID, Reason.METRIC_MISSING, Reason.METRIC_PARTLY_MISSING])
+def test_an_error_of_a_missing_value_names_the_check_to_run_again(reason: Reason) -> None:
+    (error,) = with_remedies([replace(UNJUDGED, outcome=Outcome.ERROR, reasons=(reason,), fix="")])
     assert "seatrial run TRIAL --only c" in error.fix
 
 

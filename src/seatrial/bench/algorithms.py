@@ -7,7 +7,6 @@ the algorithm, the protocol and the number of channels of each operation.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,16 +27,13 @@ def run(task: Mapping[str, Any], device: str) -> dict[str, Any]:
     A request has ``operation``, ``size`` in bytes, ``dtype`` and ``buffers``. Its list is [exact size in bytes, offset
     of its first log line, end of its last log line], or [exact size] if the buffers would exceed MEMORY_SHARE.
     """
-    log, target = group.nccl_log_path(), torch.device(device)
+    target = torch.device(device)
     max_bytes = MEMORY_SHARE * min_free_memory(device)  # the same on all ranks: all must make the same calls
-    return {
-        "log": str(log),
-        "log_ranges": [_run_once(request, target, log, max_bytes) for request in task["requests"]],
-    }
+    log_ranges = [_run_once(request, target, max_bytes) for request in task["requests"]]
+    return {"log": str(group.nccl_log_path()), "log_ranges": log_ranges}
 
 
-def _run_once(request: Mapping[str, Any], device: torch.device, log: Path, max_bytes: float) -> list[int]:
-    """Run one request, and return its entry of ``log_ranges``."""
+def _run_once(request: Mapping[str, Any], device: torch.device, max_bytes: float) -> list[int]:
     operation, dtype = OPERATIONS[request["operation"]], DTYPES[request["dtype"]]
     count = operation.element_count(request["size"], dtype.itemsize, dist.get_world_size())
     size = count * dtype.itemsize
@@ -46,17 +42,12 @@ def _run_once(request: Mapping[str, Any], device: torch.device, log: Path, max_b
     allocator = Allocator(request["buffers"], device)
     prepared = operation.prepare(count, lambda elements: allocator.empty(elements, dtype))
     with allocator.registration():
-        start = _log_size(log)
+        start = group.nccl_log_size()
         prepared.run()
         collective_api(device).wait()
-        end = _log_size(log)
+        end = group.nccl_log_size()
     del prepared  # frees its buffers before the memory pool that holds them
     return [size, start, end]
-
-
-def _log_size(log: Path) -> int:
-    """Bytes in the log so far; they end with a whole line, since NCCL writes whole lines. 0 without a log (gloo)."""
-    return log.stat().st_size if log.is_file() else 0
 
 
 if __name__ == "__main__":

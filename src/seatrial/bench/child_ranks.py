@@ -71,10 +71,7 @@ class StartedChildRanks:
     limit_s: float
 
     def wait_until_ready(self) -> None:
-        """Wait until all children have imported torch or failed, at most ``limit_s``; raises no error in any case.
-
-        Called by all ranks before a measurement, which the imports would disturb.
-        """
+        """Wait until all children have imported torch or failed, at most ``limit_s``. Called by all ranks."""
         store, deadline = group.rendezvous_store(), time.monotonic() + self.limit_s
         failure_counted = False
         while store.add(f"{self.start_key}/ready", 0) < self.process_count and time.monotonic() < deadline:
@@ -85,10 +82,7 @@ class StartedChildRanks:
             time.sleep(_READY_POLL_S)
 
     def results(self, on_poll: Callable[[], None] = lambda: None) -> list[ChildResult]:
-        """Let the waiting children run, wait until they end and return their results, by rank. Called by all ranks.
-
-        Ranks wait in the rendezvous store: a collective would occupy the GPUs that the children measure.
-        """
+        """Let the waiting children run, wait until they end and return their results, by rank. Called by all ranks."""
         store_barrier()
         if dist.get_rank() == 0:
             group.rendezvous_store().set(self.start_key, "")
@@ -174,8 +168,15 @@ def start_child_ranks(
             "limit_s": limit_s,
             "started": time.time(),
         }
-        spare_gpus = options.get("spare_gpus")
-        child = _start(module, {**group_task, **task}, {**env, **identity}, omitted_variable, files, spare_gpus)
+        child_task, child_env = {**group_task, **task}, {**env, **identity}
+        spare = spare_children.take(options.get("spare_gpus"), child_env)
+        if spare and spare.run(module, child_task, {**processes.inherited(omitted_variable), **child_env}, files):
+            child = spare.child
+        else:
+            argv = [sys.executable, "-m", module, json.dumps(child_task)]
+            child = processes.start(
+                argv, env=child_env, stdout=files["out"], stderr=files["err"], without=omitted_variable
+            )
     try:
         yield StartedChildRanks(start_key, group_name, child, sum(map(len, all_groups)), files, limit_s)
     finally:
@@ -183,27 +184,7 @@ def start_child_ranks(
             processes.stop(child, grace_s=1.0)
 
 
-def _start(
-    module: str,
-    task: Mapping[str, Any],
-    env: Mapping[str, str],
-    omitted_variable: str,
-    files: Mapping[str, Path],
-    spare_gpus: spare_children.Gpus | None,
-) -> processes.Child:
-    """Run ``module`` in a spare child that sees ``spare_gpus``, or in a new process if there is no such child.
-
-    ``omitted_variable``: an environment variable that the child does not inherit; "" for none.
-    """
-    spare = spare_children.take(spare_gpus, env)
-    if spare and spare.run(module, task, {**processes.inherited(omitted_variable), **env}, files):
-        return spare.child
-    argv = [sys.executable, "-m", module, json.dumps(task)]
-    return processes.start(argv, env=env, stdout=files["out"], stderr=files["err"], without=omitted_variable)
-
-
 def failure_text(rank: int, result: ChildResult) -> str:
-    """The error of a child, with its rank and host."""
     return f"rank {rank}{' on ' if result.host else ''}{result.host}: {result.error}"
 
 

@@ -1,11 +1,7 @@
 """Measures one collective operation: time, bandwidth by nccl-tests' definitions, and correctness of the result.
 
-There are three timing modes; their results are not comparable with each other:
-
-- ``measure_back_to_back``: many operations in sequence, as nccl-tests does by default.
-- ``measure_cuda_graph``: operations in a CUDA graph, without launch overhead of the host (nccl-tests -G).
-- ``measure_each_operation`` (mode percentiles): each operation separately, to get the distribution of the times
-  and the slowest rank.
+The results of the three timing modes are not comparable with each other: ``measure_back_to_back`` as nccl-tests does by
+default, ``measure_cuda_graph`` without launch overhead of the host (nccl-tests -G), and ``measure_each_operation``.
 
 Everything here needs an open process group (``bench.group``) and is called by all ranks together.
 """
@@ -30,8 +26,9 @@ from seatrial.bench import group
 from seatrial.bench.buffers import Allocator
 from seatrial.bench.data_check import CHUNK_ELEMENTS, ExpectedPart, Mismatch, fill_input, fill_with_nan, verify
 from seatrial.bench.operations import Operation, PreparedOperation, collective_api
-from seatrial.bench.rank import gather
+from seatrial.bench.rank import gather, joined_names
 from seatrial.bench.timing import drift, median_converged, time_is_up
+from seatrial.hardware.network_time import busbw_factor
 from seatrial.util.gc_pause import gc_paused
 from seatrial.util.text import and_more
 
@@ -128,11 +125,21 @@ class Timings:
 
 @dataclass(frozen=True)
 class CollectiveResult:
-    """One operation at one exact ``size`` in bytes: its times, and the mismatches by rank."""
+    """One ``operation`` (its name) at one exact ``size`` in bytes: its times, and the mismatches by rank."""
 
     size: int
     timings: Timings
     mismatches: dict[int, Mismatch]
+    operation: str = "all_reduce"
+
+    def bus_bandwidth(self, seconds: float) -> float:
+        """Bus bandwidth in GB/s of an operation that takes ``seconds``, as nccl-tests defines it."""
+        return algorithm_bandwidth(self.size, seconds) * busbw_factor(self.operation, self.timings.rank_count)
+
+    @property
+    def busbw(self) -> tuple[float, ...]:
+        """Bus bandwidth of every window in GB/s."""
+        return tuple(map(self.bus_bandwidth, self.timings.window_means))
 
 
 def algorithm_bandwidth(size: int, seconds: float) -> float:
@@ -198,10 +205,7 @@ def measure_each_operation(
 def check_data(
     operation: Operation, size: int, dtype: str, device: str, *, buffers: str = "torch"
 ) -> dict[int, Mismatch]:
-    """Run ``operation`` once at about ``size`` bytes without timing, and return the mismatches by rank.
-
-    Raises AllocationError on all ranks if the buffers do not fit into the memory of one rank.
-    """
+    """Run ``operation`` once at about ``size`` bytes without timing, and return the mismatches by rank."""
     return _measure(operation, size, dtype, device, buffers, lambda *_: Timings((), 0, 0)).mismatches
 
 
@@ -225,7 +229,7 @@ def _measure(
         with _captured(prepared.run, 1) if in_graph else nullcontext(prepared.run) as run:
             mismatches = _check_result(prepared, run)
     del run, prepared  # frees the buffers before the allocator's memory pool, which holds them
-    return CollectiveResult(count * torch_dtype.itemsize, timings, mismatches)
+    return CollectiveResult(count * torch_dtype.itemsize, timings, mismatches, operation.name)
 
 
 def _check_result(prepared: PreparedOperation, run: Callable[[], object]) -> dict[int, Mismatch]:
@@ -380,8 +384,8 @@ def allocate_on_all_ranks(allocate: Callable[[], T], device: torch.device) -> T:
 
 
 def describe_api(device: str) -> str:
-    """The API by which operations are called; if ranks differ, joined by " + ". Called by all ranks together."""
-    return " + ".join(sorted(set(gather(collective_api(torch.device(device)).description))))
+    """The APIs by which ranks call operations. Called by all ranks together."""
+    return str(joined_names(gather(collective_api(torch.device(device)).description)))
 
 
 def supports_out_of_place(device: str) -> bool:
@@ -392,14 +396,13 @@ def supports_out_of_place(device: str) -> bool:
 def describe_group() -> dict[str, object]:
     """Facts about the process group: backend, world size, timing method, GPU model, NCCL's version and variables.
 
-    ``set_by_seatrial`` lists the variables that seatrial set. ``gpu`` is the model name as in NVML; if ranks differ,
-    the names are joined by " + ". Called by all ranks together.
+    ``set_by_seatrial`` lists the variables that seatrial set. Called by all ranks together.
     """
     backend = str(dist.get_backend())
     models = gather(torch.cuda.get_device_name() if backend == dist.Backend.NCCL else "")
     facts: dict[str, object] = {"backend": backend, "world_size": dist.get_world_size(), "timing": TIMING}
     if backend == dist.Backend.NCCL:
-        facts["gpu"] = " + ".join(sorted(set(models)))
+        facts["gpu"] = joined_names(models)
         facts["set_by_seatrial"] = sorted(group.set_by_seatrial)
         facts["nccl_version"] = group.nccl_version()
     prefixes = ("NCCL_", "TORCH_NCCL_", "GLOO_")

@@ -79,10 +79,8 @@ def measure_connectivity(
         connections = participants.run_on_all(probe.measure, timeout_s)
     finally:
         probe.close()
-    merged: list[dict[str, Connection | str]] = [
-        {**failed, **connected} for failed, connected in zip(errors, connections, strict=True)
-    ]
-    return ConnectivityResult(lookups, merged)
+    pairs = zip(errors, connections, strict=True)
+    return ConnectivityResult(lookups, [{**failed, **connected} for failed, connected in pairs])
 
 
 class ConnectivityProbe:

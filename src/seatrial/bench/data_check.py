@@ -51,8 +51,7 @@ def fill_input(buffer: torch.Tensor, rank: int, summed_ranks: int) -> None:
     """Fill ``buffer`` with the input pattern of ``rank``; neighbouring elements and different ranks differ.
 
     ``summed_ranks``: number of ranks whose inputs the operation sums. If it is 1, data is only moved, and the patterns
-    of up to 63,486 ranks differ. If it is larger, inputs are small integers whose partial sums, in any order, are exact
-    in the dtype. A rank has zeros at the positions to which it does not contribute; there, elements may be equal.
+    of up to 63,486 ranks differ.
     """
     for start, chunk in _chunks(buffer):
         if summed_ranks == 1:
@@ -70,31 +69,20 @@ def fill_with_nan(buffer: torch.Tensor) -> None:
 def verify(buffer: torch.Tensor, summed_ranks: int, parts: Sequence[ExpectedPart] | None = None) -> Mismatch | None:
     """Compare ``buffer`` bit by bit with ``parts`` (default: the sum over all ranks); None if all bits are equal."""
     parts = [ExpectedPart(buffer.numel(), 0)] if parts is None else parts
-    mismatches, offset = [], 0
+    wrong_elements, first_mismatch, offset = 0, None, 0
     for part in parts:
-        if mismatch := _verify_part(buffer[offset : offset + part.length], summed_ranks, part, offset):
-            mismatches.append(mismatch)
+        for start, chunk in _chunks(buffer[offset : offset + part.length]):
+            expected = _expected_integers(part.position + start, chunk, summed_ranks, part.rank)
+            differs = _as_integers(chunk) != expected
+            count = int(differs.sum())
+            if count and first_mismatch is None:
+                first_mismatch = _mismatch_at(int(differs.nonzero()[0]), chunk, expected, offset + start)
+            wrong_elements += count
         offset += part.length
-    if not mismatches:
-        return None
-    return replace(mismatches[0], wrong=sum(mismatch.wrong for mismatch in mismatches))
-
-
-def _verify_part(buffer: torch.Tensor, summed_ranks: int, part: ExpectedPart, offset: int) -> Mismatch | None:
-    """Compare one part of a buffer; ``offset``: its first element in the whole buffer."""
-    wrong_elements, first_mismatch = 0, None
-    for start, chunk in _chunks(buffer):
-        expected = _expected_integers(part.position + start, chunk, summed_ranks, part.rank)
-        differs = _as_integers(chunk) != expected
-        count = int(differs.sum())
-        if count and first_mismatch is None:
-            first_mismatch = _mismatch_at(int(differs.nonzero()[0]), chunk, expected, offset + start)
-        wrong_elements += count
     return replace(first_mismatch, wrong=wrong_elements) if first_mismatch else None
 
 
 def _expected_integers(start: int, chunk: torch.Tensor, summed_ranks: int, rank: int) -> torch.Tensor:
-    """The expected bits of ``chunk``, as integers."""
     if summed_ranks == 1:
         return _moved_pattern(start, chunk, rank).to(_INTEGERS[chunk.element_size()])
     contributors, period = _contributors_and_period(chunk.dtype, summed_ranks)

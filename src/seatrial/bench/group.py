@@ -100,6 +100,12 @@ def nccl_log_path() -> Path:
     return Path(os.environ.get("NCCL_DEBUG_FILE", "").replace("%h", host).replace("%p", str(os.getpid())))
 
 
+def nccl_log_size() -> int:
+    """Bytes in this process's NCCL log so far: whole lines, since NCCL writes whole lines; 0 without a log."""
+    log = nccl_log_path()
+    return log.stat().st_size if log.is_file() else 0
+
+
 def connect_all_ranks(device: str) -> None:
     """Run an all-reduce and an all-to-all on GPUs: NCCL connects ranks when they first communicate."""
     ranks = dist.get_world_size()

@@ -16,8 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 PREFIX = "seatrial-metadata-"
-_OWNER = re.compile(re.escape(PREFIX) + r"(?P<boot>[0-9a-f]{8})-(?P<namespace>\d+)-(?P<pid>\d+)-")
+_OWNER = re.compile(re.escape(PREFIX) + r"(?P<boot>[0-9a-f]{8})-(?P<namespace>\d+)-(?P<pid>\d{1,9})-")
 # A folder that has not changed for this long belongs to a run that was killed: the check that calls this module changes
 # its folder in every pass, and its default time limit is shorter than this
 MIN_LEFTOVER_AGE_S = 3600.0
@@ -29,11 +31,6 @@ class OperationTiming:
 
     files: int
     seconds: float
-
-    @property
-    def rate(self) -> float:
-        """Files per second."""
-        return self.files / max(self.seconds, 1e-9)
 
 
 @dataclass(frozen=True)
@@ -97,13 +94,7 @@ def _owner_ended(name: str) -> bool:
     owner = _OWNER.match(name)
     if owner is None or (owner["boot"], int(owner["namespace"])) != _boot_and_pid_namespace():
         return False
-    try:
-        os.kill(int(owner["pid"]), 0)
-    except ProcessLookupError:
-        return True
-    except (PermissionError, OverflowError):
-        pass
-    return False
+    return not psutil.pid_exists(int(owner["pid"]))
 
 
 def _boot_and_pid_namespace() -> tuple[str, int]:

@@ -29,17 +29,17 @@ _SUM = 0
 _ROOT = 0  # the rank that sends in a broadcast, and receives in a reduce
 
 _NONBLOCKING = "TORCH_NCCL_USE_COMM_NONBLOCKING"
-_BUFFER, _ENUM, _RANK = c_void_p, c_int, c_int
-# From nccl.h, without the last two arguments of each: communicator and stream
-_ARGUMENTS: dict[str, tuple[Any, ...]] = {
-    "ncclAllReduce": (_BUFFER, _BUFFER, c_size_t, _ENUM, _ENUM),
-    "ncclAllGather": (_BUFFER, _BUFFER, c_size_t, _ENUM),
-    "ncclReduceScatter": (_BUFFER, _BUFFER, c_size_t, _ENUM, _ENUM),
-    "ncclAlltoAll": (_BUFFER, _BUFFER, c_size_t, _ENUM),
-    "ncclBroadcast": (_BUFFER, _BUFFER, c_size_t, _ENUM, _RANK),
-    "ncclReduce": (_BUFFER, _BUFFER, c_size_t, _ENUM, _ENUM, _RANK),
-    "ncclSend": (_BUFFER, c_size_t, _ENUM, _RANK),
-    "ncclRecv": (_BUFFER, c_size_t, _ENUM, _RANK),
+# Arguments of the functions in nccl.h, without the last two of each: communicator and stream
+_BUFFERS_COUNT_TYPE = (c_void_p, c_void_p, c_size_t, c_int)
+_TRANSFER = (c_void_p, c_size_t, c_int, c_int)  # buffer, count, type and rank of ncclSend and ncclRecv
+# Operation → function, and its values after those of _BUFFERS_COUNT_TYPE
+_FUNCTIONS = {
+    "all_reduce": ("ncclAllReduce", (_SUM,)),
+    "all_gather": ("ncclAllGather", ()),
+    "reduce_scatter": ("ncclReduceScatter", (_SUM,)),
+    "all_to_all": ("ncclAlltoAll", ()),
+    "broadcast": ("ncclBroadcast", (_ROOT,)),
+    "reduce": ("ncclReduce", (_SUM, _ROOT)),
 }
 
 
@@ -67,34 +67,25 @@ class NcclApi:
             if value != expected:
                 raise NcclApiUnavailable(f"{name} of torch's communicator is {value}, expected {expected}")
 
-    def all_reduce(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
-        return self._call("ncclAllReduce", *_addresses(sent, received), *_count_and_type(sent), _SUM)
+    def prepare(self, name: str, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
+        """A function that enqueues the operation ``name``.
 
-    def all_gather(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
-        return self._call("ncclAllGather", *_addresses(sent, received), *_count_and_type(sent))
-
-    def reduce_scatter(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
-        return self._call("ncclReduceScatter", *_addresses(sent, received), *_count_and_type(received), _SUM)
-
-    def all_to_all(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
-        """One call of ncclAlltoAll since NCCL 2.28; before, one send and one receive per rank, as in nccl-tests."""
-        outgoing, incoming = (buffer.chunk(dist.get_world_size()) for buffer in (sent, received))
-        if hasattr(self._library, "ncclAlltoAll"):
-            return self._call("ncclAlltoAll", *_addresses(sent, received), *_count_and_type(outgoing[0]))
-        calls = []
-        for peer in range(len(outgoing)):
-            calls += [self._send(outgoing[peer], peer), self._receive(incoming[peer], peer)]
-        return self._group(calls)
-
-    def broadcast(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
-        return self._call("ncclBroadcast", *_addresses(sent, received), *_count_and_type(sent), _ROOT)
-
-    def reduce(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
-        return self._call("ncclReduce", *_addresses(sent, received), *_count_and_type(sent), _SUM, _ROOT)
-
-    def send_receive(self, sent: torch.Tensor, to: int, received: torch.Tensor, source: int) -> Callable[[], None]:
-        """Send to rank ``to`` and receive from rank ``source`` concurrently."""
-        return self._group([self._send(sent, to), self._receive(received, source)])
+        All-to-all is one call of ncclAlltoAll since NCCL 2.28; before, one send and one receive per rank, as in
+        nccl-tests.
+        """
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        if name == "send_receive":
+            send = self._transfer("ncclSend", sent, (rank + 1) % ranks)
+            return self._group([send, self._transfer("ncclRecv", received, (rank - 1) % ranks)])
+        function, values = _FUNCTIONS[name]
+        if not hasattr(self._library, function):
+            calls = []
+            for peer, (outgoing, incoming) in enumerate(zip(sent.chunk(ranks), received.chunk(ranks), strict=True)):
+                calls += [self._transfer("ncclSend", outgoing, peer), self._transfer("ncclRecv", incoming, peer)]
+            return self._group(calls)
+        count = sent.numel() // ranks if name == "all_to_all" else min(sent.numel(), received.numel())
+        types = (*_BUFFERS_COUNT_TYPE, *(c_int for _ in values))
+        return self._call(function, types, sent.data_ptr(), received.data_ptr(), count, _TYPES[sent.dtype], *values)
 
     def wait(self) -> None:
         """Wait until all work on the current stream is done. Raises SeatrialError if NCCL reports an error."""
@@ -103,16 +94,14 @@ class NcclApi:
         while not end.query():  # type: ignore[no-untyped-call]
             self._check(self._query("ncclCommGetAsyncError"))
 
-    def _send(self, buffer: torch.Tensor, peer: int) -> Callable[[], None]:
-        return self._call("ncclSend", buffer.data_ptr(), *_count_and_type(buffer), peer)
+    def _transfer(self, name: str, buffer: torch.Tensor, peer: int) -> Callable[[], None]:
+        return self._call(name, _TRANSFER, buffer.data_ptr(), buffer.numel(), _TYPES[buffer.dtype], peer)
 
-    def _receive(self, buffer: torch.Tensor, peer: int) -> Callable[[], None]:
-        return self._call("ncclRecv", buffer.data_ptr(), *_count_and_type(buffer), peer)
-
-    def _call(self, name: str, *values: int) -> Callable[[], None]:
+    def _call(self, name: str, types: Sequence[Any], *values: int) -> Callable[[], None]:
         """The call of ``name`` with arguments converted beforehand, to keep Python's overhead out of the timing."""
         function = getattr(self._library, name)
-        arguments = [c_type(value) for c_type, value in zip(_ARGUMENTS[name], values, strict=True)]
+        function.argtypes = (*types, c_void_p, c_void_p)
+        arguments = [c_type(value) for c_type, value in zip(types, values, strict=True)]
         comm, stream, check = self._comm, self._stream, self._check
 
         def run() -> None:
@@ -149,23 +138,12 @@ class NcclApi:
             raise SeatrialError(f"NCCL reports error {code}: {text}")
 
 
-def _addresses(sent: torch.Tensor, received: torch.Tensor) -> tuple[int, int]:
-    return sent.data_ptr(), received.data_ptr()
-
-
-def _count_and_type(buffer: torch.Tensor) -> tuple[int, int]:
-    return buffer.numel(), _TYPES[buffer.dtype]
-
-
 def _loaded_library() -> CDLL:
     """The libnccl that torch has loaded: another copy cannot use torch's communicator."""
     try:
         library = CDLL(_LIBRARY, mode=os.RTLD_NOLOAD)
     except OSError:
         raise NcclApiUnavailable(f"torch has not loaded {_LIBRARY}") from None
-    for name, arguments in _ARGUMENTS.items():
-        if hasattr(library, name):  # ncclAlltoAll is missing before NCCL 2.28
-            getattr(library, name).argtypes = (*arguments, c_void_p, c_void_p)
     for name in ("ncclCommCount", "ncclCommUserRank", "ncclCommGetAsyncError"):
         getattr(library, name).argtypes = (c_void_p, c_void_p)
     library.ncclGetErrorString.argtypes, library.ncclGetErrorString.restype = (c_int,), c_char_p

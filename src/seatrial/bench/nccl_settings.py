@@ -36,19 +36,17 @@ def run(task: Mapping[str, Any], device: str) -> dict[str, Any]:
         if device.startswith("cuda"):
             torch.cuda.synchronize(device)
             torch.cuda.empty_cache()
-    log = group.nccl_log_path()
-    # Read before other groups exist: the log so far is about the group of all ranks
-    log_bytes = log.stat().st_size if device.startswith("cuda") else 0
+    log_bytes = group.nccl_log_size()  # before other groups exist: the log so far is about the group of all ranks
     results_by_name = {
         name: subgroups.measure_all_reduce(groups, task["size"], device, task["seconds"])
         for name, groups in task["groups"].items()
     }
-    busbw = {name: [result.busbw(task["size"]) for result in results] for name, results in results_by_name.items()}
+    busbw = {name: [result.busbw for result in results] for name, results in results_by_name.items()}
     mismatches = (result.mismatches.values() for result in chain.from_iterable(results_by_name.values()))
     return {
         "busbw": busbw,
         "wrong_elements": sum(mismatch.wrong for mismatch in chain.from_iterable(mismatches)),
-        "log": str(log),
+        "log": str(group.nccl_log_path()),
         "log_bytes": log_bytes,
         "not_allocated": sorted(set(task["untimed_sizes"]) - set(sizes)),
     }

@@ -13,6 +13,7 @@ from typing import Self, TypeVar
 import torch.distributed as dist
 
 from seatrial.bench.rank import gather
+from seatrial.util.grouping import grouped
 from seatrial.util.text import error_text
 from seatrial.util.threads import start_in_thread
 
@@ -83,9 +84,7 @@ def select_participants(node: str, min_count: int = 1) -> Participants:
 
 def group_by_text(texts: Mapping[str, str]) -> str:
     """``{"a": "full", "b": "full"}`` → ``full (a, b)``: in a large cluster many nodes have the same text."""
-    names_by_text: dict[str, list[str]] = {}
-    for name, text in texts.items():
-        names_by_text.setdefault(text, []).append(name)
+    names_by_text = grouped((text, name) for name, text in texts.items())
     return "; ".join(f"{text} ({', '.join(names)})" for text, names in names_by_text.items())
 
 

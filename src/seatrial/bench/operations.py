@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from seatrial.bench.data_check import ExpectedPart
 from seatrial.bench.nccl_api import NcclApi, NcclApiUnavailable
 from seatrial.bench.torch_api import TorchApi
+from seatrial.hardware.network_time import busbw_factor
 
 Allocate = Callable[[int], torch.Tensor]  # the argument is the number of elements
 
@@ -38,9 +40,9 @@ class PreparedOperation:
 
 @dataclass(frozen=True)
 class Operation:
-    """A collective operation; ``busbw_factor(n)`` converts algorithm bandwidth to bus bandwidth for n ranks.
+    """A collective operation; ``prepare_with(sent, received)`` prepares the operation on these buffers.
 
-    ``busbw_formula``: the factor as text. ``prepare_with(sent, received)`` prepares the operation on these buffers.
+    ``busbw_formula``: bus bandwidth ÷ algorithm bandwidth for n ranks, as text; ``busbw_factor``: as a number.
     ``one_block_per_rank``: the larger buffer has one block per rank; sizes are rounded down to whole blocks.
     ``larger``: the buffer with all blocks; the other one has one block. ``in_place``: the buffers overlap: repeated
     sums grow until they are infinite, as with nccl-tests; this does not change the time. ``has_variant``: whether
@@ -48,13 +50,15 @@ class Operation:
     """
 
     name: str
-    busbw_formula: str
-    busbw_factor: Callable[[int], float]
     prepare_with: Callable[[torch.Tensor, torch.Tensor], PreparedOperation]
+    busbw_formula: str = "1"
     larger: Literal["sent", "received"] | None = None
     in_place: bool = False
     has_variant: bool = False
     one_block_per_rank: bool = False
+
+    def busbw_factor(self, ranks: int) -> float:
+        return busbw_factor(self.name, ranks)
 
     def prepare(self, count: int, allocate: Allocate) -> PreparedOperation:
         """Prepare the operation on new buffers; ``count``: elements of the larger buffer."""
@@ -101,84 +105,49 @@ def collective_api(device: torch.device) -> NcclApi | TorchApi:
         return TorchApi(device, str(reason))
 
 
-def _all_reduce(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation:
-    run = collective_api(sent.device).all_reduce(sent, received)
-    return PreparedOperation(run, sent, received, [ExpectedPart(sent.numel(), 0)], dist.get_world_size())
-
-
-def _all_gather(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation:
-    expected = [ExpectedPart(sent.numel(), 0, rank) for rank in range(dist.get_world_size())]
-    return PreparedOperation(collective_api(sent.device).all_gather(sent, received), sent, received, expected)
-
-
-def _reduce_scatter(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation:
-    expected = [ExpectedPart(received.numel(), received.numel() * dist.get_rank())]
-    run = collective_api(sent.device).reduce_scatter(sent, received)
-    return PreparedOperation(run, sent, received, expected, dist.get_world_size())
-
-
-def _all_to_all(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation:
-    ranks = dist.get_world_size()
-    block = sent.numel() // ranks
-    expected = [ExpectedPart(block, block * dist.get_rank(), rank) for rank in range(ranks)]
-    return PreparedOperation(collective_api(sent.device).all_to_all(sent, received), sent, received, expected)
-
-
-def _broadcast(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation:
-    run = collective_api(sent.device).broadcast(sent, received)
-    return PreparedOperation(run, sent, received, [ExpectedPart(sent.numel(), 0, rank=0)])
-
-
-def _reduce(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation:
-    # The result is defined on the root only
-    expected = [ExpectedPart(sent.numel(), 0)] if dist.get_rank() == 0 else []
-    run = collective_api(sent.device).reduce(sent, received)
-    return PreparedOperation(run, sent, received, expected, dist.get_world_size())
-
-
-def _send_receive(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation:
-    """Each rank sends to the next rank and receives from the previous rank concurrently."""
+def _prepare(name: str, sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation:
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    next_rank, previous = (rank + 1) % ranks, (rank - 1) % ranks
-    run = collective_api(sent.device).send_receive(sent, next_rank, received, previous)
-    return PreparedOperation(run, sent, received, [ExpectedPart(received.numel(), 0, previous)])
+    run = collective_api(sent.device).prepare(name, sent, received)
+    expected = _EXPECTED[name](sent.numel(), received.numel(), rank, ranks)
+    return PreparedOperation(run, sent, received, expected, ranks if name in _SUMS else 1)
 
 
-def _ring_share(ranks: int) -> float:
-    return (ranks - 1) / ranks
-
-
-def unit_factor(_ranks: int) -> float:
-    return 1.0
-
-
-_ALL_REDUCE = Operation(
-    "all_reduce", "2(n−1)/n", lambda ranks: 2 * _ring_share(ranks), _all_reduce, in_place=True, has_variant=True
-)
-_ALL_GATHER = Operation(
-    "all_gather",
-    "(n−1)/n",
-    _ring_share,
-    _all_gather,
-    larger="received",
-    has_variant=True,
-    one_block_per_rank=True,
-)
-_REDUCE_SCATTER = Operation(
-    "reduce_scatter",
-    "(n−1)/n",
-    _ring_share,
-    _reduce_scatter,
-    larger="sent",
-    has_variant=True,
-    one_block_per_rank=True,
-)
-_ALL_TO_ALL = Operation("all_to_all", "(n−1)/n", _ring_share, _all_to_all, one_block_per_rank=True)
-_BROADCAST = Operation("broadcast", "1", unit_factor, _broadcast, in_place=True, has_variant=True)
-_REDUCE = Operation("reduce", "1", unit_factor, _reduce, in_place=True, has_variant=True)
-_SEND_RECEIVE = Operation("send_receive", "1", unit_factor, _send_receive)
-
+_SUMS = ("all_reduce", "reduce_scatter", "reduce")
+# Operation → the expected parts of ``received``, from the elements of ``sent`` and of ``received``, rank and ranks
+_EXPECTED: dict[str, Callable[[int, int, int, int], list[ExpectedPart]]] = {
+    "all_reduce": lambda sent, *_: [ExpectedPart(sent, 0)],
+    "all_gather": lambda sent, _received, _rank, ranks: [ExpectedPart(sent, 0, source) for source in range(ranks)],
+    "reduce_scatter": lambda _sent, received, rank, _ranks: [ExpectedPart(received, received * rank)],
+    "all_to_all": lambda sent, _received, rank, ranks: [
+        ExpectedPart(sent // ranks, sent // ranks * rank, source) for source in range(ranks)
+    ],
+    "broadcast": lambda sent, *_: [ExpectedPart(sent, 0, rank=0)],
+    "reduce": lambda sent, _received, rank, _ranks: [] if rank else [ExpectedPart(sent, 0)],  # on the root only
+    "send_receive": lambda _sent, received, rank, ranks: [ExpectedPart(received, 0, (rank - 1) % ranks)],
+}
 OPERATIONS = {
     operation.name: operation
-    for operation in (_ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER, _ALL_TO_ALL, _BROADCAST, _REDUCE, _SEND_RECEIVE)
+    for operation in (
+        Operation("all_reduce", partial(_prepare, "all_reduce"), "2(n−1)/n", in_place=True, has_variant=True),
+        Operation(
+            "all_gather",
+            partial(_prepare, "all_gather"),
+            "(n−1)/n",
+            larger="received",
+            has_variant=True,
+            one_block_per_rank=True,
+        ),
+        Operation(
+            "reduce_scatter",
+            partial(_prepare, "reduce_scatter"),
+            "(n−1)/n",
+            larger="sent",
+            has_variant=True,
+            one_block_per_rank=True,
+        ),
+        Operation("all_to_all", partial(_prepare, "all_to_all"), "(n−1)/n", one_block_per_rank=True),
+        Operation("broadcast", partial(_prepare, "broadcast"), in_place=True, has_variant=True),
+        Operation("reduce", partial(_prepare, "reduce"), in_place=True, has_variant=True),
+        Operation("send_receive", partial(_prepare, "send_receive")),
+    )
 }

@@ -5,18 +5,22 @@ Point-to-point operations involve two ranks only, so a pair needs no process gro
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from statistics import fmean, median
+from typing import Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from seatrial.bench.collectives import AllocationError, algorithm_bandwidth, measure_back_to_back
 from seatrial.bench.data_check import ExpectedPart, Mismatch
-from seatrial.bench.operations import Operation, PreparedOperation, unit_factor
+from seatrial.bench.operations import Operation, PreparedOperation
 from seatrial.model import SeatrialError, format_bytes
+from seatrial.util.grouping import grouped
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,15 @@ class PairTiming:
     partner: int
     seconds: tuple[float, ...]
     mismatch: Mismatch | None
+
+
+Member = TypeVar("Member", contravariant=True)
+
+
+class Members(Protocol[Member]):
+    """A mapping or a sequence of the ranks of each member."""
+
+    def __getitem__(self, member: Member, /) -> Sequence[int]: ...
 
 
 TimingsByPair = dict[tuple[str, str], list[PairTiming]]  # the names of the two members of a pair → timings of its ranks
@@ -68,11 +81,10 @@ def rounds_by_group(groups: Sequence[Hashable], max_rounds: int) -> list[list[tu
     return [pairs for pairs in rounds if pairs]
 
 
-def partner_map(pairs: Iterable[tuple[int, int]], members: Sequence[Sequence[int]]) -> dict[int, int]:
-    """Rank → partner for all ranks of the paired members.
+def partner_map(pairs: Iterable[tuple[Member, Member]], members: Members[Member]) -> dict[int, int]:
+    """Rank → partner for all ranks of the paired members; ``members[i]``: the ranks of member i.
 
-    ``members[i]``: the ranks of member i. ``pairs``: indices of ``members``. Raises ValueError if paired members have
-    different numbers of ranks.
+    Raises ValueError if paired members have different numbers of ranks.
     """
     partners: dict[int, int] = {}
     for a, b in pairs:
@@ -127,7 +139,7 @@ def _operation(
         expected = [ExpectedPart(received.numel(), 0, partner)] if receives else []
         return PreparedOperation(run, sent, received, expected)
 
-    return Operation("pairs", "1", unit_factor, prepare)
+    return Operation("pairs", prepare)
 
 
 @dataclass(frozen=True)
@@ -145,13 +157,12 @@ class PairResults:
     retries: tuple[PairTiming, ...] = ()  # second timings of slow pairs, without concurrent pairs
 
     @cached_property
-    def corrupted(self) -> list[PairTiming]:
-        """The timings with wrong received data, including retries."""
-        return [timing for timing in (*self.timings, *self.retries) if timing.mismatch]
+    def all_timings(self) -> tuple[PairTiming, ...]:
+        return (*self.timings, *self.retries)
 
     @cached_property
     def _corrupted_pairs(self) -> set[frozenset[int]]:
-        return {frozenset((timing.rank, timing.partner)) for timing in self.corrupted}
+        return {frozenset((timing.rank, timing.partner)) for timing in self.all_timings if timing.mismatch}
 
     def rates(self, timing: PairTiming) -> tuple[float, ...]:
         """GB/s of one rank in every window; 0 if its pair received wrong data in any round or retry."""
@@ -164,21 +175,12 @@ class PairResults:
 
         These rates are low only if the rank is slow with every partner.
         """
-        return self._best(self.timings)
+        return self.best_of(self.timings)
 
-    @cached_property
-    def best_rates_with_retries(self) -> dict[int, tuple[float, ...]]:
-        """As ``best_rates``, with the rates of retries too."""
-        return self._best((*self.timings, *self.retries))
-
-    def _best(self, timings: Sequence[PairTiming]) -> dict[int, tuple[float, ...]]:
-        """Rank → its ``rates`` with the highest median."""
-        best: dict[int, tuple[float, ...]] = {}
-        for timing in timings:
-            rates = self.rates(timing)
-            if timing.rank not in best or median(rates) > median(best[timing.rank]):
-                best[timing.rank] = rates
-        return best
+    def best_of(self, timings: Iterable[PairTiming]) -> dict[int, tuple[float, ...]]:
+        """Rank → its ``rates`` with the highest median among ``timings``."""
+        rates = grouped((timing.rank, self.rates(timing)) for timing in timings)
+        return {rank: max(rates_of_rank, key=median) for rank, rates_of_rank in rates.items()}
 
     @cached_property
     def median_best_rate(self) -> float:
@@ -199,6 +201,16 @@ class PairResults:
         """As ``by_pair``, with the timings of the retry instead if there was one."""
         return {**self.by_pair, **self.retries_by_pair}
 
+    @property
+    def max_locatable(self) -> int:
+        """Maximum number of bad members that can all be located.
+
+        Up to this number every good member has a good partner, and a majority of members is good.
+        """
+        partner_counts = Counter(chain.from_iterable(self.by_pair))
+        fewest_partners = min(partner_counts[name] for name in self.members)
+        return max(0, min(fewest_partners - 1, (len(self.members) - 1) // 2))
+
     def rate_matrix(self, by_pair: TimingsByPair) -> list[list[float | None]]:
         """GB/s per direction between any two of ``members``, in their order; None if they were not paired."""
         names = list(self.members)
@@ -216,24 +228,13 @@ class PairResults:
             for pair in self.retries_by_pair
         }
 
-    def pairs_below_best(self, min_share: float) -> list[tuple[str, str]]:
-        """Pairs whose median of ``pair_shares`` is below ``min_share``, lowest first.
-
-        Both members of such a pair have faster partners.
-        """
-        return self._pairs_below(min_share, self.pair_shares)
-
-    def pairs_below_median(self, min_share: float) -> list[tuple[str, str]]:
-        """Pairs slower than ``min_share`` of ``median_best_rate``, slowest first.
-
-        A member of such a pair or the path between its members is slow.
-        """
-        return self._pairs_below(min_share * self.median_best_rate, self.pair_rates)
-
-    def _pairs_below(
+    def pairs_below(
         self, limit: float, values: Callable[[Sequence[PairTiming]], tuple[float, ...]]
     ) -> list[tuple[str, str]]:
-        """The pairs whose median of ``values`` is below ``limit``, lowest first; not those without values."""
+        """The pairs whose median of ``values`` (``pair_rates``, ``pair_shares``) is below ``limit``, lowest first.
+
+        Pairs without values are omitted.
+        """
         medians = {pair: median(found) for pair, timings in self.by_pair.items() if (found := values(timings))}
         return sorted((pair for pair in medians if medians[pair] < limit), key=medians.__getitem__)
 

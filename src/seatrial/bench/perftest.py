@@ -59,15 +59,28 @@ class TransferResult:
     client: ProgramResult
 
 
-@dataclass(frozen=True)
-class _RunningProgram:
-    child: processes.Child
-    out: Path
-    err: Path
+@dataclass
+class _Program:
+    """A program with its output files; without a child, it did not start. ``error``: as in ProgramResult."""
 
-    def result(self, error: str = "") -> ProgramResult:
-        out, err = (path.read_text(encoding="utf-8", errors="replace") for path in (self.out, self.err))
-        return ProgramResult(out[-_MAX_CHARACTERS:], err[:_MAX_CHARACTERS], self.child.poll(), error)
+    child: processes.Child | None = None
+    files: tuple[Path, Path] | None = None
+    error: str = ""
+
+    @property
+    def is_running(self) -> bool:
+        return self.child is not None and self.child.poll() is None
+
+    def end(self, error: str) -> None:
+        """End the program if it still runs; ``error``: why."""
+        if self.child and self.is_running:
+            self.error = "; ".join(filter(None, [error, processes.stop(self.child, grace_s=1.0)]))
+
+    def result(self) -> ProgramResult:
+        if not self.child or not self.files:
+            return ProgramResult(error=self.error)
+        out, err = (path.read_text(encoding="utf-8", errors="replace") for path in self.files)
+        return ProgramResult(out[-_MAX_CHARACTERS:], err[:_MAX_CHARACTERS], self.child.poll(), self.error)
 
 
 def run_transfers(
@@ -94,58 +107,56 @@ def _run_programs(
     """The results of this rank's programs by key and side; ``address``: this node's address, for the clients."""
     rank = dist.get_rank()
     store_barrier()
-    programs: dict[tuple[str, str], _RunningProgram | ProgramResult] = {}
+    programs: dict[tuple[str, str], _Program] = {}
     endpoints: dict[str, tuple[str, int]] = {}  # key → address and port of the server
     for number, transfer in enumerate(transfers):
         if transfer.server == rank:
-            program, port = _start_server(argv[transfer.key], files / f"{number}.server")
-            programs[transfer.key, "server"] = program
+            programs[transfer.key, "server"], port = _start_server(argv[transfer.key], files / f"{number}.server")
             if port:
                 endpoints[transfer.key] = address, port
     endpoints = reduce(or_, gather(endpoints))
     for number, transfer in enumerate(transfers):
         if transfer.client == rank:
-            programs[transfer.key, "client"] = ProgramResult(error="not started: the server does not listen")
+            programs[transfer.key, "client"] = _Program(error="not started: the server does not listen")
             if transfer.key in endpoints:
                 host, port = endpoints[transfer.key]
                 command = [*argv[transfer.key], "-p", str(port), host]
                 programs[transfer.key, "client"] = _start(command, files / f"{number}.client")
     deadline = time.monotonic() + limit_s
-    return {name: _wait(programs[name], deadline, limit_s) for name in sorted(programs)}
+    for program in programs.values():
+        while program.is_running and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        program.end(f"did not end within {limit_s:g} s")
+    return {name: program.result() for name, program in programs.items()}
 
 
-def _start(argv: Sequence[str], prefix: Path) -> _RunningProgram | ProgramResult:
-    """The running program, or its result if it cannot start; its output files begin with ``prefix``."""
+def _start(argv: Sequence[str], prefix: Path) -> _Program:
+    """Start the program; its output files begin with ``prefix``."""
     out, err = prefix.with_suffix(f"{prefix.suffix}.out"), prefix.with_suffix(f"{prefix.suffix}.err")
     for path in (out, err):
         path.unlink(missing_ok=True)
     try:
-        return _RunningProgram(processes.start(argv, env={}, stdout=out, stderr=err), out, err)
+        return _Program(processes.start(argv, env={}, stdout=out, stderr=err), (out, err))
     except OSError as error:
-        return ProgramResult(error=f"{argv[0]} does not start: {error.strerror}")
+        return _Program(error=f"{argv[0]} does not start: {error.strerror}")
 
 
-def _start_server(argv: Sequence[str], prefix: Path) -> tuple[_RunningProgram | ProgramResult, int]:
-    """The running server and its TCP port; if it does not listen, its result and 0."""
-    result = ProgramResult()
+def _start_server(argv: Sequence[str], prefix: Path) -> tuple[_Program, int]:
+    """The server and its TCP port; 0 if it does not listen."""
     for _ in range(PORT_ATTEMPTS):
         with socket.socket() as probe:
             probe.bind(("", 0))
             port = int(probe.getsockname()[1])
-        running = _start([*argv, "-p", str(port)], prefix)
-        if isinstance(running, ProgramResult):
-            return running, 0
+        server = _start([*argv, "-p", str(port)], prefix)
         deadline = time.monotonic() + START_LIMIT_S
-        while running.child.poll() is None:
+        while server.is_running and time.monotonic() < deadline:
             if _is_listening(port):
-                return running, port
-            if time.monotonic() > deadline:
-                return _end(running, f"did not listen within {START_LIMIT_S:g} s"), 0
+                return server, port
             time.sleep(_POLL_S)
-        result = running.result()
-        if "listen to port" not in result.err:  # perftest's message if another process has taken the port
+        server.end(f"did not listen within {START_LIMIT_S:g} s")
+        if "listen to port" not in server.result().err:  # perftest's message if another process has taken the port
             break
-    return result, 0
+    return server, 0
 
 
 def _is_listening(port: int) -> bool:
@@ -155,20 +166,3 @@ def _is_listening(port: int) -> bool:
         if path.exists() and re.search(rf":{port:04X} \S+ {_LISTEN} ", path.read_text(encoding="utf-8")):
             return True
     return False
-
-
-def _wait(program: _RunningProgram | ProgramResult, deadline: float, limit_s: float) -> ProgramResult:
-    """Wait until the program has ended, or end it at ``deadline``, and return its result."""
-    if isinstance(program, ProgramResult):  # it did not start
-        return program
-    while program.child.poll() is None:
-        if time.monotonic() > deadline:
-            return _end(program, f"did not end within {limit_s:g} s")
-        time.sleep(_POLL_S)
-    return program.result()
-
-
-def _end(running: _RunningProgram, error: str) -> ProgramResult:
-    """End the program and return its result."""
-    remaining = processes.stop(running.child, grace_s=1.0)
-    return running.result("; ".join(filter(None, [error, remaining])))

@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -117,20 +117,22 @@ def describe_device(device: str) -> dict[str, Any]:
 
 
 def describe_devices(device: str) -> dict[str, Any]:
-    """As describe_device, with the models of all ranks: different names are joined by " + " (hardware/references.py).
-
-    Called by all ranks together.
-    """
+    """As describe_device, with the models of all ranks. Called by all ranks together."""
     facts_by_rank = gather(describe_device(device))
-    models = {key: {facts[key] for facts in facts_by_rank if facts[key]} for key in ("gpu", "cpu")}
-    return describe_device(device) | {key: " + ".join(sorted(names)) or None for key, names in models.items()}
+    models = {key: joined_names(facts[key] for facts in facts_by_rank) for key in ("gpu", "cpu")}
+    return describe_device(device) | models
+
+
+def joined_names(names: Iterable[str | None]) -> str | None:
+    """The different names, joined by " + " (hardware/references.py); None if there is none."""
+    return " + ".join(sorted(set(filter(None, names)))) or None
 
 
 def _cpu_model() -> str:
     """The CPU's model name (proc(5), cpuinfo). Models may compute sums with different last bits."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else f"{platform.machine()}, unknown model"
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, f"{platform.machine()}, unknown model")
 
 
 def min_free_memory(device: str) -> float:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from seatrial.bench.one_rank_per_node import group_by_text
 from seatrial.bench.storage import SharedFolder, write_and_sync
+from seatrial.util.grouping import grouped
 
 # Longest wait for files of other nodes. It is shorter than the 30 s for which NFS may hide a new name by default
 # (acdirmin, nfs(5)): a file that is hidden for longer counts as not visible
@@ -56,9 +57,7 @@ def visibility_failure(folder: SharedFolder) -> str | None:
     """Check that every participant reads what every participant wrote: a visible file name alone is no proof."""
     digests = folder.run_on_all(lambda: write_random(folder.file("mark")))
     visible_writers = folder.run_on_all(lambda: tuple(sorted(wait_for_contents(folder.files("mark"), digests))))
-    readers_by_writers: dict[tuple[int, ...], list[int]] = {}
-    for reader, writers in enumerate(visible_writers):
-        readers_by_writers.setdefault(writers, []).append(reader)
+    readers_by_writers = grouped((writers, reader) for reader, writers in enumerate(visible_writers))
     texts = [
         f"{folder.join_names(readers)} saw only files of {folder.join_names(writers) or 'no node'}"
         for writers, readers in readers_by_writers.items()
@@ -193,34 +192,26 @@ def append_record(writer: int, number: int) -> bytes:
 
 
 def _append_records(path: Path, writer: int) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_APPEND)
-    try:
+    with path.open("ab", buffering=0) as file:  # O_APPEND
         for number in range(RECORDS):
-            append(file, append_record(writer, number))
+            append(file.fileno(), append_record(writer, number))
             time.sleep(APPEND_INTERVAL_S)
         os.fsync(file)
-    finally:
-        os.close(file)
 
 
 def append(file: int, data: bytes) -> None:
     os.write(file, data)
 
 
-def try_flock(file: int) -> bool:
+def _try_lock(lock: Callable[[int, int], object], file: int) -> bool:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def try_fcntl(file: int) -> bool:
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):  # fcntl(2): EAGAIN or EACCES
         return False
     return True
+
+
+try_flock, try_fcntl = partial(_try_lock, fcntl.flock), partial(_try_lock, fcntl.lockf)
 
 
 @dataclass(frozen=True)
@@ -280,7 +271,7 @@ def _wait_for_lock(file: int, try_lock: Callable[[int], bool], pause: float) -> 
 def _hold_exclusively(path: Path) -> bool:
     """Create ``path``, wait LOCK_HOLD_S and remove ``path``; False if another holder of the lock has created it."""
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        path.touch(exist_ok=False)  # O_EXCL
     except FileExistsError:
         time.sleep(LOCK_HOLD_S)
         return False

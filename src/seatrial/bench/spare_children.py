@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -61,16 +62,21 @@ class SpareChild:
         paths = {stream: str(path.absolute()) for stream, path in files.items()}
         message = {"module": module, "task": json.dumps(task), "env": dict(env), "files": paths}
         self.connection.settimeout(SEND_LIMIT_S)
-        try:
+        with suppress(OSError):
             self.connection.sendall(json.dumps(message).encode())
             self.connection.shutdown(socket.SHUT_WR)
-            has_read = self.connection.recv(1) == _READY
-        except OSError:
-            has_read = False
-        if not has_read:
+        if not (has_read := self.is_ready(SEND_LIMIT_S)):
             self.end()
         self.connection.close()
         return has_read
+
+    def is_ready(self, limit_s: float) -> bool:
+        """Wait for _READY from the child, at most ``limit_s``; False also if the child has ended."""
+        self.connection.settimeout(limit_s)
+        try:
+            return self.connection.recv(1) == _READY
+        except OSError:
+            return False
 
     def end(self) -> None:
         """End the child without a task."""
@@ -102,12 +108,7 @@ def wait_until_ready() -> None:
     """
     deadline = time.monotonic() + READY_LIMIT_S
     for spare in list(_waiting):
-        spare.connection.settimeout(max(0.1, deadline - time.monotonic()))
-        try:
-            is_ready = spare.connection.recv(1) == _READY  # empty if the child has ended
-        except OSError:
-            is_ready = False
-        if not is_ready:
+        if not spare.is_ready(max(0.1, deadline - time.monotonic())):
             spare.end()
             _waiting.remove(spare)
     store_barrier()

@@ -110,43 +110,42 @@ def write_stream(path: Path, size: int) -> StreamResult:
     """
     with mmap.mmap(-1, CHUNK_BYTES) as buffer, memoryview(buffer) as view:
         buffer.write(os.urandom(CHUNK_BYTES))
-        file, direct = _open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        try:
+        with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as (file, direct):
             started, remaining = time.perf_counter(), size
             while remaining:
                 remaining -= os.write(file, view[: min(remaining, CHUNK_BYTES)])
             os.fsync(file)
             return StreamResult(time.perf_counter() - started, direct)
-        finally:
-            os.close(file)
 
 
 def read_stream(path: Path, size: int) -> StreamResult:
     """Read a file of ``size`` bytes sequentially. Raises OSError if the file cannot be read or is shorter."""
-    with mmap.mmap(-1, CHUNK_BYTES) as buffer:
-        file, direct = _open(path, os.O_RDONLY)
-        try:
-            if not direct:
-                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-            started, remaining = time.perf_counter(), size
-            while remaining:
-                count = os.readv(file, [buffer])
-                if not count:
-                    raise OSError(errno.EIO, f"end of file, {remaining} of {size} bytes missing", str(path))
-                remaining -= count
-            return StreamResult(time.perf_counter() - started, direct)
-        finally:
-            os.close(file)
+    with mmap.mmap(-1, CHUNK_BYTES) as buffer, _opened(path, os.O_RDONLY) as (file, direct):
+        if not direct:
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        started, remaining = time.perf_counter(), size
+        while remaining:
+            count = os.readv(file, [buffer])
+            if not count:
+                raise OSError(errno.EIO, f"end of file, {remaining} of {size} bytes missing", str(path))
+            remaining -= count
+        return StreamResult(time.perf_counter() - started, direct)
 
 
-def _open(path: Path, flags: int) -> tuple[int, bool]:
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[tuple[int, bool]]:
     """(file descriptor, whether O_DIRECT is used); not every filesystem supports O_DIRECT (open(2): EINVAL)."""
+    direct = True
     try:
-        return os.open(path, flags | os.O_DIRECT, 0o600), True
+        file = os.open(path, flags | os.O_DIRECT, 0o600)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        return os.open(path, flags, 0o600), False
+        file, direct = os.open(path, flags, 0o600), False
+    try:
+        yield file, direct
+    finally:
+        os.close(file)
 
 
 def create_small_files(folder: Path, count: int) -> float:

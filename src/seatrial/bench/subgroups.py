@@ -1,55 +1,39 @@
 """Measures all-reduce in several process groups concurrently, e.g. one group per node.
 
-All ranks call each function together, in an open process group, even ranks that are in none of the groups. Exception:
-GroupResult does not communicate.
+All ranks call each function together, in an open process group, even ranks that are in none of the groups.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from seatrial.bench.buffers import Allocator
-from seatrial.bench.collectives import Timings, algorithm_bandwidth, allocate_on_all_ranks, time_operation
-from seatrial.bench.data_check import CHUNK_ELEMENTS, Mismatch, fill_input, verify
-from seatrial.bench.operations import OPERATIONS
-from seatrial.bench.rank import describe_device, gather
-
-
-@dataclass(frozen=True)
-class GroupResult:
-    """Result of one group: the times of its ranks, and mismatches by rank."""
-
-    ranks: tuple[int, ...]
-    timings: Timings
-    mismatches: dict[int, Mismatch]
-
-    def busbw(self, size: int) -> tuple[float, ...]:
-        """Bus bandwidth of every window in GB/s for ``size`` bytes, as nccl-tests: S / t · 2(n−1)/n."""
-        factor = OPERATIONS["all_reduce"].busbw_factor(len(self.ranks))
-        return tuple(algorithm_bandwidth(size, seconds) * factor for seconds in self.timings.window_means)
+from seatrial.bench.collectives import CollectiveResult, allocate_on_all_ranks, time_operation
+from seatrial.bench.data_check import CHUNK_ELEMENTS, fill_input, verify
+from seatrial.bench.rank import describe_device, gather, joined_names
+from seatrial.util.grouping import grouped
 
 
 def ranks_by_node(node: str) -> dict[str, tuple[int, ...]]:
     """The ranks of every node in ascending order, by node name. ``node``: the name of this rank's node."""
-    by_node: dict[str, list[int]] = {}
-    for rank, name in enumerate(gather(node)):
-        by_node.setdefault(name, []).append(rank)
+    by_node = grouped((name, rank) for rank, name in enumerate(gather(node)))
     return {name: tuple(ranks) for name, ranks in by_node.items()}
 
 
 def gpu_models(ranks: Sequence[int], device: str) -> str | None:
     """GPU models of ``ranks``, joined by " + "; None on CPUs. ``ranks`` may differ between the calling ranks."""
     models = gather(describe_device(device)["gpu"])
-    return " + ".join(sorted({models[rank] for rank in ranks if models[rank]})) or None
+    return joined_names(models[rank] for rank in ranks)
 
 
-def measure_all_reduce(groups: Sequence[Sequence[int]], size: int, device: str, seconds: float) -> list[GroupResult]:
+def measure_all_reduce(
+    groups: Sequence[Sequence[int]], size: int, device: str, seconds: float
+) -> list[CollectiveResult]:
     """Time an all-reduce of ``size`` bytes (float32) in all disjoint ``groups`` concurrently.
 
     Windows begin together on all ranks; see ``time_operation``. After the timing, one result is checked bit by bit.
@@ -67,8 +51,8 @@ def measure_all_reduce(groups: Sequence[Sequence[int]], size: int, device: str, 
         run()
         mismatch_by_rank = dict(enumerate(gather(verify(buffer, len(members)))))
     return [
-        GroupResult(
-            tuple(ranks),
+        CollectiveResult(
+            size,
             timings.of_ranks(ranks),
             {rank: mismatch for rank in ranks if (mismatch := mismatch_by_rank[rank])},
         )

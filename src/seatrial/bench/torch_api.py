@@ -21,6 +21,16 @@ from torch._C._distributed_c10d import (
 )
 from torch.distributed import distributed_c10d as c10d
 
+# Operation → method of torch's backend object, and its options
+_METHODS: dict[str, tuple[str, Callable[[], Any]]] = {
+    "all_reduce": ("allreduce", AllreduceOptions),
+    "all_gather": ("_allgather_base", AllgatherOptions),
+    "reduce_scatter": ("_reduce_scatter_base", ReduceScatterOptions),
+    "all_to_all": ("alltoall_base", AllToAllOptions),
+    "broadcast": ("broadcast", BroadcastOptions),
+    "reduce": ("reduce", ReduceOptions),
+}
+
 
 def process_group_backend(device: torch.device) -> Any:
     """The ProcessGroupNCCL or ProcessGroupGloo object of the default group for tensors on ``device``."""
@@ -40,33 +50,27 @@ class TorchApi:
         self._device, self._backend = device, process_group_backend(device)
         self.description = f"torch's process group{f' ({reason})' if reason else ''}"
 
-    def all_reduce(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
-        return _prepared(self._backend.allreduce, AllreduceOptions(), _in_place(sent, received))
+    def prepare(self, name: str, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
+        """A function that runs the operation ``name``; the root of broadcast and reduce is rank 0, torch's default.
 
-    def all_gather(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
-        return _prepared(self._backend._allgather_base, AllgatherOptions(), received, sent)
-
-    def reduce_scatter(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
-        return _prepared(self._backend._reduce_scatter_base, ReduceScatterOptions(), received, sent)
-
-    def all_to_all(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
-        equal_blocks: list[int] = []  # torch: an empty list of split sizes means blocks of equal size
-        return _prepared(self._backend.alltoall_base, AllToAllOptions(), received, sent, equal_blocks, equal_blocks)
-
-    def broadcast(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
-        """Rank 0 sends: the default of torch's options."""
-        return _prepared(self._backend.broadcast, BroadcastOptions(), _in_place(sent, received))
-
-    def reduce(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
-        """Rank 0 receives: the default of torch's options."""
-        return _prepared(self._backend.reduce, ReduceOptions(), _in_place(sent, received))
-
-    def send_receive(self, sent: torch.Tensor, to: int, received: torch.Tensor, source: int) -> Callable[[], None]:
-        """Send to rank ``to`` and receive from rank ``source`` concurrently."""
-        operations = [dist.P2POp(dist.isend, sent, to), dist.P2POp(dist.irecv, received, source)]
+        It waits for gloo's work, as torch's wrappers do with ``async_op=False``. NCCL's kernel then runs on the current
+        stream, not on an internal one, and needs no wait.
+        """
+        if name == "send_receive":
+            return _send_receive(sent, received)
+        method, make_options = _METHODS[name]
+        arguments: list[Any] = [[sent]]
+        if method.endswith("_base"):
+            equal_blocks: list[Any] = [[], []] if name == "all_to_all" else []  # torch: empty lists of split sizes
+            arguments = [received, sent, *equal_blocks]
+        elif sent is not received:
+            raise ValueError("torch's process group supports this operation in place only")
+        call, options = getattr(self._backend, method), make_options()
+        options.asyncOp = False
 
         def run() -> None:
-            for work in dist.batch_isend_irecv(operations):
+            work = call(*arguments, options)
+            if work is not None:
                 work.wait()
 
         return run
@@ -77,23 +81,14 @@ class TorchApi:
             torch.cuda.synchronize(self._device)
 
 
-def _in_place(sent: torch.Tensor, received: torch.Tensor) -> list[torch.Tensor]:
-    """The buffer as the list that torch expects. Raises ValueError for two buffers."""
-    if sent is not received:
-        raise ValueError("torch's process group supports this operation in place only")
-    return [sent]
-
-
-def _prepared(call: Callable[..., Any], options: Any, *arguments: Any) -> Callable[[], None]:
-    """A function that calls ``call`` and waits for gloo's work, as torch's wrappers do with ``async_op=False``.
-
-    NCCL's kernel then runs on the current stream, not on an internal one, and needs no wait.
-    """
-    options.asyncOp = False
+def _send_receive(sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
+    """Send to the next rank and receive from the previous rank concurrently."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    send = dist.P2POp(dist.isend, sent, (rank + 1) % ranks)
+    operations = [send, dist.P2POp(dist.irecv, received, (rank - 1) % ranks)]
 
     def run() -> None:
-        work = call(*arguments, options)
-        if work is not None:
+        for work in dist.batch_isend_irecv(operations):
             work.wait()
 
     return run

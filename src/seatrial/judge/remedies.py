@@ -19,6 +19,8 @@ _RUN_AGAIN = "run the check again: `seatrial run TRIAL --only {check}`"
 _FIXES: Mapping[Reason, str] = {
     Reason.ERROR_COUNTERS: _RUN_AGAIN,
     Reason.FACT_INVALID: _RUN_AGAIN,
+    Reason.METRIC_MISSING: _RUN_AGAIN,
+    Reason.METRIC_PARTLY_MISSING: _RUN_AGAIN,
     Reason.INCONCLUSIVE: "measure again, longer: `seatrial run TRIAL --only {check}` with more seconds or samples in "
     "the check's options; `seatrial show checks {check} --power` lists how many samples a limit needs",
     Reason.NO_THIRD_MEASUREMENT: "`seatrial run --resume RUN` measures the metric a third time",

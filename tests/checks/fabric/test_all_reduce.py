@@ -16,7 +16,7 @@ from seatrial.checks.check import Context
 from seatrial.checks.declare import Value
 from seatrial.checks.fabric import _nccl_log, _results
 from seatrial.checks.fabric._collective import NO_CUDA_GRAPH, _Modes
-from seatrial.checks.fabric._sizes import CollectiveOptions, default_sizes
+from seatrial.checks.fabric._sizes import CollectiveOptions, default_gpu_sizes
 from seatrial.checks.fabric.collectives import CHECKS
 from seatrial.judge.rules import judge_check
 from seatrial.model import Fact, Measurement, NotApplicable, Outcome, Series, Verdict, Why, size_label
@@ -341,7 +341,9 @@ def test_cuda_graph_metrics() -> None:
     timings = Timings(windows=((9e-6, 11e-6, 10e-6, 10e-6),) * 10, per_window=100, warmup=3)
     values = {
         metric.name: metric.value
-        for metric in _results.cuda_graph_values(2**16, CollectiveResult(2**16, timings, {}), OPERATIONS["all_gather"])
+        for metric in _results.speed_values(
+            2**16, CollectiveResult(2**16, timings, {}, "all_gather"), prefix="cuda_graph_"
+        )
     }
     assert values["cuda_graph_latency.64KiB"] == pytest.approx(10)
     assert values["cuda_graph_busbw.64KiB"] == pytest.approx(0.75 * 2**16 / 10e-6 / 1e9)
@@ -349,7 +351,7 @@ def test_cuda_graph_metrics() -> None:
 
 def test_cuda_graph_curves_over_all_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timings = Timings(windows=((10e-6,) * 4,) * 10, per_window=100, warmup=3)
-    timed = partial(CollectiveResult, timings=timings, mismatches={})
+    timed = partial(CollectiveResult, timings=timings, mismatches={}, operation="all_gather")
     monkeypatch.setattr(collectives, "measure_cuda_graph", lambda _operation, *, size, **_how: timed(size))
     context = Context(
         node="n",
@@ -362,7 +364,11 @@ def test_cuda_graph_curves_over_all_sizes(tmp_path: Path, monkeypatch: pytest.Mo
         run_dir=tmp_path,
     )
     modes = _Modes(
-        OPERATIONS["all_gather"], default_sizes("all_gather"), CollectiveOptions(modes=("cuda_graph",)), context, ["n"]
+        OPERATIONS["all_gather"],
+        default_gpu_sizes("all_gather"),
+        CollectiveOptions(modes=("cuda_graph",)),
+        context,
+        ["n"],
     )
     curves = {curve.name: curve for curve in modes.run_cuda_graph() if isinstance(curve, Series)}
     assert list(curves["cuda_graph_latency"].x) == [16, 2**10, 2**14, 2**16, 2**18, 2**20]
@@ -374,23 +380,17 @@ def test_transports_are_summed_over_all_ranks(monkeypatch: pytest.MonkeyPatch, t
     log = FIXTURES / "nccl" / "h200-nvlink-2.28.9.log"
     monkeypatch.setattr(group, "nccl_log_path", lambda: log)
     monkeypatch.setattr(rank, "gather", lambda value: [value, {"NET/IB": 1, **value}])
-    assert _nccl_log.connections_by_transport("cuda:0") == {"P2P/CUMEM": 112, "NET/IB": 1}
-    assert _nccl_log.connections_by_transport("cuda:0", _nccl_log.log_size("cuda:0")) == {"NET/IB": 1}, (
-        "no connections after the offset"
-    )
+    assert _nccl_log.connections_by_transport() == {"P2P/CUMEM": 112, "NET/IB": 1}
+    assert _nccl_log.connections_by_transport(group.nccl_log_size()) == {"NET/IB": 1}, "no connections after the offset"
     monkeypatch.setattr(group, "nccl_log_path", lambda: tmp_path / "gone")
-    assert _nccl_log.connections_by_transport("cuda:0") == {"NET/IB": 1}
-    assert _nccl_log.log_size("cuda:0") == _nccl_log.log_size("cpu") == 0
-    assert _nccl_log.connections_by_transport("cpu") == {}
+    assert _nccl_log.connections_by_transport() == {"NET/IB": 1}
+    assert group.nccl_log_size() == 0
 
 
 def test_busbw_uses_rank_count_and_mean_over_ranks() -> None:
     timings = Timings(windows=((2.0, 4.0, 3.0, 3.0),) * 3, per_window=1, warmup=3)
     values = {
-        metric.name: metric.value
-        for metric in _results.back_to_back_values(
-            2**30, CollectiveResult(2**30, timings, {}), OPERATIONS["all_reduce"]
-        )
+        metric.name: metric.value for metric in _results.speed_values(2**30, CollectiveResult(2**30, timings, {}))
     }
     assert values["latency.1GiB"] == 3e6
     assert values["busbw.1GiB"] == pytest.approx(1.5 * 2**30 / 3 / 1e9)
@@ -409,7 +409,7 @@ def test_one_window_has_no_interval() -> None:
         "slowest_rank": "node0/gpu1",
         "slowest_rank_us": 2.0,
     }
-    curves = _results.size_curves({4: result}, OPERATIONS["all_reduce"])
+    curves = _results.size_curves({4: result})
     assert [series.name for series in curves] == ["busbw", "latency"]
 
 

@@ -12,7 +12,7 @@ from seatrial.bench.operations import OPERATIONS
 from seatrial.checks import catalog
 from seatrial.checks.declare import Value
 from seatrial.checks.fabric._collective import CHANNELS_PER_PEER, NET_PEER_CHANNELS, _Modes
-from seatrial.checks.fabric._sizes import MANY_NODES, CollectiveOptions, DefaultSizes
+from seatrial.checks.fabric._sizes import MANY_NODES, CollectiveOptions
 from seatrial.hardware.links import Links, RdmaPorts
 from seatrial.hardware.references import select_references
 from seatrial.judge.rules import judge_check
@@ -42,8 +42,8 @@ def test_the_setting_of_channels_per_peer_is_named_before_a_fault(
             monkeypatch.setenv(CHANNELS_PER_PEER, channels)
         for nodes in (1, 2):
             subjects = [f"n{rank % nodes}/gpu{rank}" for rank in range(2)]
-            settings = CollectiveOptions(), make_context(tmp_path), subjects
-            answers = _Modes(OPERATIONS[operation], DefaultSizes(cpu=(2**20,)), *settings).run()
+            settings = CollectiveOptions(sizes=(2**20,)), make_context(tmp_path), subjects
+            answers = _Modes(OPERATIONS[operation], (), *settings).run()
             evidence = {answer.name: answer.evidence for answer in answers if isinstance(answer, Value)}
             expected = {NET_PEER_CHANNELS: f"{CHANNELS_PER_PEER}{text}"} if named and nodes > 1 else None
             assert evidence["busbw.1MiB"] == expected

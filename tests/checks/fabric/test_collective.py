@@ -15,11 +15,11 @@ from seatrial.checks.declare import answers
 from seatrial.checks.fabric import _results
 from seatrial.checks.fabric._collective import _Modes
 from seatrial.checks.fabric._sizes import (
-    CPU_SIZES,
     GPU_SIZES,
     MANY_NODES,
     CollectiveOptions,
-    default_sizes,
+    default_gpu_sizes,
+    mode_sizes,
 )
 from seatrial.hardware.network_time import TcpNetwork
 from seatrial.model import Absent, DecisionValue, Metric, Outcome, Trial, Why
@@ -45,7 +45,7 @@ def modes_of(operation: str, device: str, options: dict[str, object], network: T
         tcp_network=network,
     )
     requested = CollectiveOptions.model_validate(options)
-    sizes = default_sizes(operation, network.nodes if network else 1, network)
+    sizes = default_gpu_sizes(operation, network.nodes if network else 1, network)
     return _Modes(OPERATIONS[operation], sizes, requested, context, ["node0/rank0", "node0/rank1"])
 
 
@@ -136,10 +136,9 @@ def test_healthy_nodes_pass_the_limit_on_p99(path: str) -> None:
 
 
 def test_many_nodes_measure_8_gib_too() -> None:
-    assert max(default_sizes("all_gather", MANY_NODES - 1).gpu) == 2**30
-    assert set(default_sizes("all_gather", MANY_NODES).gpu) == {*GPU_SIZES, 2**33}
-    assert default_sizes("all_reduce", MANY_NODES).gpu.count(2**33) == 1
-    assert default_sizes("all_gather", MANY_NODES).cpu == CPU_SIZES
+    assert max(default_gpu_sizes("all_gather", MANY_NODES - 1)) == 2**30
+    assert set(default_gpu_sizes("all_gather", MANY_NODES)) == {*GPU_SIZES, 2**33}
+    assert default_gpu_sizes("all_reduce", MANY_NODES).count(2**33) == 1
 
 
 SLOW = TcpNetwork(nodes=4, gpus=8, gbps=10)
@@ -167,7 +166,7 @@ def test_a_slow_network_leaves_out_default_sizes_and_records_them(
     assert answers.keys() == omitted
     reasons = {name: answer.reason for name, answer in answers.items()}
     assert "busbw.8GiB" not in reasons or "takes about 111 s on a network of 10 Gb/s" in str(reasons["busbw.8GiB"])
-    timed = on_slow.defaults.for_mode("back_to_back", on_slow.options, gpu=True)
+    timed = mode_sizes("back_to_back", on_slow.options, on_slow.default_gpu_sizes, gpu=True)
     assert (2**33 in timed) == (not instead)
 
 

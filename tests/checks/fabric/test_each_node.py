@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from seatrial.checks.fabric.each_node import CHECK, REFERENCE_METRIC, EachNodeOptions
+from seatrial.checks import catalog
+from seatrial.checks.fabric.each_node import CHECK, REFERENCE_METRIC
 from seatrial.model import Outcome
 from tests.checks.fabric.verdicts import outcomes
 
@@ -26,9 +27,13 @@ def test_wrong_data_fails_and_size_not_allocated_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("size", ["6B", "0B"])
-def test_size_must_be_a_whole_number_of_elements(size: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["each_node", "gpu_pairs", "localization", "nccl_settings", "pairs", "rails", "scaling"]
+)
+def test_size_must_be_a_whole_number_of_elements(name: str, size: str) -> None:
+    """Otherwise the rate would be computed from more bytes than are sent."""
     with pytest.raises(ValidationError, match="size"):
-        EachNodeOptions.model_validate({"size": size})
+        catalog()[f"collectives.{name}"].options.model_validate({"size": size})
 
 
 @pytest.mark.parametrize(("share", "outcome"), [(0.85, Outcome.FAIL), (0.98, Outcome.PASS)])

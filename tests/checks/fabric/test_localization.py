@@ -5,22 +5,13 @@ from __future__ import annotations
 import pytest
 
 from seatrial.bench.pairs import PairTiming
-from seatrial.checks.fabric.localization import _partners, _rates, default_size
+from seatrial.checks.fabric.localization import _rates, default_size
 from seatrial.hardware.network_time import TcpNetwork
 from seatrial.hardware.pair_rates import PairStep
 from seatrial.model import parse_bytes
 
 MEMBERS = {"n0": (0, 1), "n1": (2, 3), "n2": (4, 5)}
 SIZE = 10**9
-
-
-def test_ranks_with_the_same_index_are_partners_and_one_side_receives() -> None:
-    bidirectional, unidirectional = (
-        PairStep("rounds", (("n0", "n2"),)),
-        PairStep("directions", (("n2", "n0"),), unidirectional=True),
-    )
-    assert _partners(bidirectional, MEMBERS) == ({0: 4, 4: 0, 1: 5, 5: 1}, set())
-    assert _partners(unidirectional, MEMBERS) == ({4: 0, 0: 4, 5: 1, 1: 5}, {0, 1})
 
 
 # segments per rank of which none or 10 % were sent again: with losses a transfer takes at least 0.2 s

@@ -24,17 +24,15 @@ def log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_only_connections_after_the_offset_count(log: Path) -> None:
     log.write_bytes(LOG.read_bytes())
-    assert _nccl_log.log_size("cuda:0") == LOG.stat().st_size
-    first = _nccl_log.connections_by_transport("cuda:0")
+    assert group.nccl_log_size() == LOG.stat().st_size
+    first = _nccl_log.connections_by_transport()
     assert first.keys() == {"P2P/CUMEM"}
     with log.open("ab") as file:
         file.write(LOG.read_bytes())
-    assert _nccl_log.connections_by_transport("cuda:0", LOG.stat().st_size) == first
-    assert _nccl_log.connections_by_transport("cuda:0") == {"P2P/CUMEM": 2 * first["P2P/CUMEM"]}
+    assert _nccl_log.connections_by_transport(LOG.stat().st_size) == first
+    assert _nccl_log.connections_by_transport() == {"P2P/CUMEM": 2 * first["P2P/CUMEM"]}
 
 
-def test_no_log_or_no_gpu_gives_no_transports(log: Path) -> None:
-    assert _nccl_log.connections_by_transport("cuda:0") == {}
-    log.write_bytes(LOG.read_bytes())
-    assert _nccl_log.connections_by_transport("cpu") == {}
-    assert _nccl_log.log_size("cpu") == 0
+def test_no_log_gives_no_transports(log: Path) -> None:
+    assert _nccl_log.connections_by_transport() == {}
+    assert group.nccl_log_size() == 0

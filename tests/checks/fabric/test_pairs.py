@@ -12,7 +12,6 @@ from seatrial.checks.fabric.pairs import (
     CHECK,
     PairOptions,
     _answers,
-    _max_locatable,
     _pairs_by_switch,
     _switches_by_node,
 )
@@ -44,7 +43,8 @@ COMPARABLE = {"backend": "nccl", "comparable": "yes", **H200}
     ],
 )
 def test_max_locatable_nodes(nodes: int, partners: int, bad: int) -> None:
-    assert _max_locatable(nodes, partners) == bad
+    rounds = round_robin(nodes, partners + nodes % 2)  # of an odd number, one node is idle in each round
+    assert pair_results(rounds, nodes).max_locatable == bad
 
 
 def test_a_node_that_is_idle_in_one_round_has_fewer_partners() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ GOOD = {
     "perftest_versions": 1,
 }
 FACTS = {"ports_used": {"node0": ["mlx5_0"]}, "architecture": "x86_64"}
-TOOLS = NodeTools((), "6.06")
+TOOLS = NodeTools("6.06")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,9 @@ def test_a_port_that_was_not_measured_is_an_error() -> None:
 
 def test_with_too_few_nodes_only_the_missing_ones_are_judged() -> None:
     given = compare_nodes(
-        {"node0": TOOLS, "node1": NodeTools(("ib_write_lat",))}, {"node1": "not installed"}, ["node0"]
+        {"node0": TOOLS, "node1": NodeTools(problem="not installed: ib_write_lat", is_missing=True)},
+        {"node1": "not installed"},
+        ["node0"],
     )
     architecture = Fact(name="architecture", value="aarch64")
     by_metric = {verdict.metric: verdict for verdict in verdicts(CHECK, [*given, architecture])}
@@ -127,13 +130,13 @@ def test_gpu_memory_needs_a_build_for_cuda_and_peermem_or_dmabuf(
         trees.write(tmp_path, {"sys/module/nvidia_peermem/refcnt": "0\n"})
     monkeypatch.setenv("PATH", str(perftest.install(tmp_path / "bin", devices=(), **behaviour)))
     tools = read_tools(context(tmp_path))
-    assert (tools.missing, tools.version, tools.cuda_options) == ((), "6.06", options)
+    assert (tools.problem, tools.version, tools.cuda_options) == ("", "6.06", options)
     assert reason in tools.no_gpu_memory
 
 
 def test_a_missing_tool_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(perftest.install(tmp_path, ("ib_write_bw",), devices=())))
-    assert read_tools(context(tmp_path)).missing == ("ib_write_lat",)
+    assert read_tools(context(tmp_path)) == NodeTools(problem="not installed: ib_write_lat", is_missing=True)
 
 
 def test_a_tool_that_does_not_start_or_end_is_a_problem_of_the_node(
@@ -150,12 +153,14 @@ def test_a_tool_that_does_not_start_or_end_is_a_problem_of_the_node(
 
 
 def test_gpu_memory_is_used_on_all_nodes_or_on_none() -> None:
-    peermem, dmabuf = NodeTools((), "6.06", ("--use_cuda",)), NodeTools((), "6.06", ("--use_cuda", "--use_cuda_dmabuf"))
-    without = NodeTools((), "6.06", (), "perftest is not built for CUDA")
+    peermem, dmabuf = NodeTools("6.06", ("--use_cuda",)), NodeTools("6.06", ("--use_cuda", "--use_cuda_dmabuf"))
+    without = NodeTools("6.06", (), "perftest is not built for CUDA")
     options = RdmaOptions()
-    assert gpu_memory_options({"a": peermem, "b": dmabuf}, ["a", "b"], options) == (dmabuf.cuda_options, "")
-    assert gpu_memory_options({"a": peermem, "b": without}, ["a", "b"], options) == ((), f"b: {without.no_gpu_memory}")
-    assert gpu_memory_options({"a": peermem}, ["a"], RdmaOptions(gpu_memory=False))[0] == ()
+    chosen = partial(gpu_memory_options, on_gpu=True)
+    assert chosen({"a": peermem, "b": dmabuf}, ["a", "b"], options) == (dmabuf.cuda_options, "")
+    assert chosen({"a": peermem, "b": without}, ["a", "b"], options) == ((), f"b: {without.no_gpu_memory}")
+    assert chosen({"a": peermem}, ["a"], RdmaOptions(gpu_memory=False))[0] == ()
+    assert chosen({"a": peermem}, ["a"], options, on_gpu=False)[0] == ()
 
 
 def test_usable_ports_keep_their_rail_and_nodes_without_one_have_a_reason() -> None:
@@ -167,7 +172,10 @@ def test_usable_ports_keep_their_rail_and_nodes_without_one_have_a_reason() -> N
         "node4": NodePorts(eight()),
         "node5": NodePorts(eight()),
     }
-    broken = {"node4": NodeTools(("ib_write_lat",)), "node5": NodeTools((), problem="did not end")}
+    broken = {
+        "node4": NodeTools(problem="not installed: ib_write_lat", is_missing=True),
+        "node5": NodeTools(problem="did not end"),
+    }
     tools = {**dict.fromkeys(nodes, TOOLS), **broken}
     ports, unusable = usable_ports(nodes, tools)
     assert [each and each.name for each in ports["node0"]] == [None, *(f"mlx5_{index}" for index in range(1, 8))]
@@ -179,7 +187,7 @@ def test_usable_ports_keep_their_rail_and_nodes_without_one_have_a_reason() -> N
 @pytest.mark.parametrize(
     ("ports", "tools", "reason"),
     [
-        (eight(), NodeTools(("ib_write_bw", "ib_write_lat")), "not installed on any node"),
+        (eight(), NodeTools(problem="not installed", is_missing=True), "not installed on any node"),
         (tuple(down(f"mlx5_{index}") for index in range(8)), TOOLS, "is DOWN"),
         ((roce("mlx5_0", gids=()),), TOOLS, "no usable RoCE v2 GID"),
         ((port("rdmap0s6", link_layer="Unspecified"),), TOOLS, "EFA"),

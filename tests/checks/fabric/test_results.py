@@ -7,9 +7,7 @@ from pydantic import JsonValue
 
 from seatrial.bench.collectives import CollectiveResult, Timings
 from seatrial.bench.data_check import Mismatch
-from seatrial.bench.operations import OPERATIONS
-from seatrial.bench.pairs import PairResults, PairTiming
-from seatrial.bench.subgroups import GroupResult
+from seatrial.bench.pairs import PairTiming
 from seatrial.checks.declare import NoValue, Value, value
 from seatrial.checks.fabric import _results, _wrong_data
 from seatrial.model import Outcome, Why
@@ -24,9 +22,9 @@ def timings(*seconds: float) -> Timings:
 
 
 def test_back_to_back_values_are_of_the_median_window() -> None:
-    operation = OPERATIONS["all_gather"]  # with two ranks busbw is half of algbw
-    result = CollectiveResult(size=10**9, timings=timings(0.009, 0.019, 0.029), mismatches={})
-    by_name = {metric.name: metric for metric in _results.back_to_back_values(2**30, result, operation)}
+    # with two ranks busbw is half of algbw
+    result = CollectiveResult(10**9, timings(0.009, 0.019, 0.029), mismatches={}, operation="all_gather")
+    by_name = {metric.name: metric for metric in _results.speed_values(2**30, result)}
     assert by_name.keys() == {"busbw.1GiB", "latency.1GiB", "latency_max.1GiB"}
     assert by_name["busbw.1GiB"].value == pytest.approx(1e9 / 0.0195 / 1e9 / 2)
     assert by_name["latency.1GiB"].value == pytest.approx(19_500)
@@ -83,7 +81,7 @@ def test_wrong_data_counts_elements_and_locates_them() -> None:
 def test_wrong_data_of_a_pair_names_sender_and_receiver() -> None:
     pair_timings = (PairTiming(0, 1, (0.1,), None), PairTiming(1, 0, (0.1,), WRONG))
     subjects = ("node0/gpu0", "node1/gpu0")
-    wrong = _wrong_data.pair_wrong_data(PairResults(pair_timings, 2**20, {"node0": (0,), "node1": (1,)}, subjects))
+    wrong = _wrong_data.wrong_data(_wrong_data.in_pairs(pair_timings, subjects))
     assert isinstance(wrong.evidence, dict)
     assert isinstance(wrong.evidence["wrong_data"], list)
     (entry,) = wrong.evidence["wrong_data"]
@@ -122,8 +120,9 @@ def test_transport_text_is_from_the_log() -> None:
 
 def test_wrong_data_of_groups_is_located() -> None:
     timings = Timings(windows=((1.0, 1.0),), per_window=1, warmup=1)
-    bad, good = GroupResult((1, 3), timings, {3: Mismatch(2, 5, "1.0", "2.0", "0x1")}), GroupResult((0, 2), timings, {})
-    wrong = _wrong_data.group_wrong_data({"rail0": good, "rail1": bad})
+    bad = CollectiveResult(8, timings, {3: Mismatch(2, 5, "1.0", "2.0", "0x1")})
+    good = CollectiveResult(8, timings, {})
+    wrong = _wrong_data.wrong_data(_wrong_data.in_groups({"rail0": good, "rail1": bad}))
     assert wrong.value == 2
     assert wrong.evidence == {
         "wrong_data": [

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from seatrial.bench.child_ranks import ChildResult
-from seatrial.bench.collectives import Timings
-from seatrial.bench.subgroups import GroupResult
+from seatrial.bench.collectives import CollectiveResult, Timings
 from seatrial.checks.declare import NoValue, Value
 from seatrial.checks.fabric.scaling import (
     CHECK,
@@ -27,8 +26,8 @@ from tests.checks.training.check_helpers import make_context
 TWO_NODES = {"ring_efficiency": "there are only 2 nodes"}
 
 
-def result(ranks: int, seconds: float) -> GroupResult:
-    return GroupResult(tuple(range(ranks)), Timings(windows=((seconds,) * ranks,) * 3, per_window=1, warmup=1), {})
+def result(ranks: int, seconds: float) -> CollectiveResult:
+    return CollectiveResult(10**9, Timings(windows=((seconds,) * ranks,) * 3, per_window=1, warmup=1), {})
 
 
 def test_node_counts_are_powers_of_two_and_all_nodes() -> None:
@@ -38,7 +37,7 @@ def test_node_counts_are_powers_of_two_and_all_nodes() -> None:
 
 def test_busbw_uses_rank_count_and_efficiency_compares_all_nodes() -> None:
     """1 GB in 10 ms: 100 GB/s algbw, times 2(n-1)/n."""
-    observations = list(_by_node_count({1: result(2, 0.01), 2: result(4, 0.01), 4: result(8, 0.02)}, 10**9))
+    observations = list(_by_node_count({1: result(2, 0.01), 2: result(4, 0.01), 4: result(8, 0.02)}))
     values = {answer.name: answer.value for answer in observations if isinstance(answer, Value)}
     assert values == pytest.approx(
         {
@@ -56,7 +55,7 @@ def efficiencies(
 ) -> dict[str, Value]:
     """The values of ``_efficiencies`` for rates in GB/s by number of nodes, each node with eight GPUs."""
     results = {count: result(8 * count, 2 * (8 * count - 1) / (8 * count) / rate) for count, rate in rates.items()}
-    items = _efficiencies(results, 10**9, network, rings or {}, {"NET/IB/GDRDMA": 8})
+    items = _efficiencies(results, network, rings or {}, {"NET/IB/GDRDMA": 8})
     return {item.name: item for item in items if isinstance(item, Value)}
 
 
@@ -65,7 +64,7 @@ def efficiencies(
 )
 def test_sockets_have_no_link_efficiency(transport: str, judged: bool) -> None:
     results = {2: result(16, 0.1)}
-    answers = [item for item in _efficiencies(results, 10**9, [1.0], {}, {transport: 8}) if isinstance(item, Value)]
+    answers = [item for item in _efficiencies(results, [1.0], {}, {transport: 8}) if isinstance(item, Value)]
     assert ("link_efficiency" in [item.name for item in answers]) is judged
 
 
@@ -143,7 +142,7 @@ def test_efficiencies_that_do_not_exist_are_skipped() -> None:
     [({}, True), ({"P2P/CUMEM": 8, "NET/IB/GDRDMA": 8}, True), ({"P2P/CUMEM": 8, "NET/Socket": 8}, False)],
 )
 def test_sockets_are_not_compared_with_the_nics(transports: dict[str, int], is_compared: bool) -> None:
-    answers = list(_efficiencies({2: result(16, 0.01)}, 10**9, [384.0], {}, transports))
+    answers = list(_efficiencies({2: result(16, 0.01)}, [384.0], {}, transports))
     assert ("link_efficiency" in [item.name for item in answers if isinstance(item, Value)]) is is_compared
     not_compared = [item.names for item in answers if isinstance(item, NoValue)]
     assert not_compared == ([] if is_compared else [("link_efficiency",)])

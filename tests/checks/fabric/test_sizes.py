@@ -6,8 +6,9 @@ from seatrial.checks.fabric._sizes import (
     GPU_SIZES,
     MANY_NODES,
     CollectiveOptions,
-    default_sizes,
+    default_gpu_sizes,
     expand_size_sweep,
+    mode_sizes,
     omitted_sizes,
     timed_sizes,
 )
@@ -25,13 +26,13 @@ def test_size_sweep_multiplies_by_factor_up_to_its_end() -> None:
 
 
 def test_sizes_are_from_the_trial_or_the_device_in_descending_order() -> None:
-    sizes, default = default_sizes("all_gather"), CollectiveOptions()
-    assert sizes.for_mode("back_to_back", default, gpu=True) == sorted(GPU_SIZES, reverse=True)
-    assert sizes.for_mode("back_to_back", default, gpu=False) == sorted(CPU_SIZES, reverse=True)
-    assert sizes.for_mode("cuda_graph", default, gpu=True) == sorted(CUDA_GRAPH_SIZES, reverse=True)
+    sizes, default = default_gpu_sizes("all_gather"), CollectiveOptions()
+    assert mode_sizes("back_to_back", default, sizes, gpu=True) == sorted(GPU_SIZES, reverse=True)
+    assert mode_sizes("back_to_back", default, sizes, gpu=False) == sorted(CPU_SIZES, reverse=True)
+    assert mode_sizes("cuda_graph", default, sizes, gpu=True) == sorted(CUDA_GRAPH_SIZES, reverse=True)
     requested = CollectiveOptions.model_validate({"sizes": ["8B", "1KiB", "8B"]})
-    assert sizes.for_mode("back_to_back", requested, gpu=True) == [1024, 8]
-    assert max(default_sizes("all_reduce").gpu) == 2**33, "published acceptance values use 8 GiB"
+    assert mode_sizes("back_to_back", requested, sizes, gpu=True) == [1024, 8]
+    assert max(default_gpu_sizes("all_reduce")) == 2**33, "published acceptance values use 8 GiB"
 
 
 def test_sizes_on_a_tcp_network() -> None:
@@ -49,4 +50,4 @@ def test_default_sizes_that_a_network_is_too_slow_for() -> None:
     assert omitted_sizes("all_reduce", requested, SLOW) == [], "the trial asks for it"
     many_nodes = TcpNetwork(MANY_NODES, 8, 1)
     assert omitted_sizes("all_gather", CollectiveOptions(), many_nodes) == [GIB8]
-    assert max(default_sizes("all_gather", MANY_NODES, many_nodes).gpu) == GIB
+    assert max(default_gpu_sizes("all_gather", MANY_NODES, many_nodes)) == GIB

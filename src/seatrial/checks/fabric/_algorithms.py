@@ -7,12 +7,13 @@ separate child processes with logging enabled.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from seatrial.checks.check import Context
 from seatrial.checks.fabric._nccl_log import NOT_LOGGED, logging_environment
-from seatrial.checks.fabric._sizes import CollectiveOptions, default_sizes
+from seatrial.checks.fabric._sizes import CollectiveOptions, default_gpu_sizes, mode_sizes
 from seatrial.hardware.network_time import TcpNetwork, limit_with_network
 from seatrial.model import size_label
 
@@ -67,11 +68,9 @@ def requests(
         if f"collectives.{name}" not in options_by_check:
             continue
         options = CollectiveOptions.model_validate(options_by_check[f"collectives.{name}"])
-        defaults = default_sizes(name, nodes, network)
-        sizes: set[int] = set()
-        for mode in options.modes:
-            sizes.update(defaults.for_mode(mode, options, gpu=True))
-        for size in sorted(sizes, reverse=True):
+        gpu_sizes = default_gpu_sizes(name, nodes, network)
+        sizes = (mode_sizes(mode, options, gpu_sizes, gpu=True) for mode in options.modes)
+        for size in sorted(set(chain.from_iterable(sizes)), reverse=True):
             yield {"operation": name, "dtype": options.dtype, "buffers": options.buffers, "size": size}
 
 

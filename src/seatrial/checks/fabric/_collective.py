@@ -9,7 +9,8 @@ import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from itertools import product
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import JsonValue
 
@@ -19,8 +20,8 @@ from seatrial.checks.fabric import _forced_ring, _nccl_log, _results, _wrong_dat
 from seatrial.checks.fabric._sizes import (
     ELEMENT_SIZES,
     CollectiveOptions,
-    DefaultSizes,
-    default_sizes,
+    default_gpu_sizes,
+    mode_sizes,
     omitted_sizes,
 )
 from seatrial.model import NotApplicable, SeatrialError, format_bytes, parse_bytes, size_label
@@ -47,13 +48,6 @@ NET_PEER_CHANNELS = "net_peer_channels"  # evidence with the value of CHANNELS_P
 NO_CUDA_GRAPH = "gloo runs on the CPU and has no CUDA graphs"
 
 
-class DataCheck(NamedTuple):
-    """The wrong data of one measurement: rank → mismatch, for ranks with wrong data. ``name``: see ``_size_name``."""
-
-    name: str
-    mismatches: Mapping[int, Mismatch]
-
-
 def measure_all_reduce(context: Context, options: CollectiveOptions) -> Answers:
     """Yield the results of the all-reduce, then those with NCCL_ALGO=Ring."""
     yield from measure("all_reduce", context, options)
@@ -75,7 +69,8 @@ def measure(name: str, context: Context, options: CollectiveOptions) -> Answers:
     is_rank_0, operation, buffers = context.rank == 0, OPERATIONS[name], ALLOCATORS[options.buffers]
     subjects, group_facts = rank.gather(context.subject), collectives.describe_group()
     node_count = len({subject.partition("/")[0] for subject in subjects})
-    modes = _Modes(operation, default_sizes(name, node_count, context.tcp_network), options, context, subjects)
+    gpu_sizes = default_gpu_sizes(name, node_count, context.tcp_network)
+    modes = _Modes(operation, gpu_sizes, options, context, subjects)
     settings = {"nodes": node_count, "dtype": options.dtype, "in_place": operation.in_place, "buffers": buffers}
     settings["api"] = collectives.describe_api(context.device)
     if is_rank_0:
@@ -84,7 +79,7 @@ def measure(name: str, context: Context, options: CollectiveOptions) -> Answers:
         if is_rank_0:
             yield answer
     # Read after the measurement: NCCL opens connections at first use
-    group_facts["transports"] = _nccl_log.connections_by_transport(context.device)
+    group_facts["transports"] = _nccl_log.connections_by_transport()
     if modes.not_allocated and not modes.data_checks:
         last_tried, reason_by_subject = list(modes.not_allocated.items())[-1]
         subject, reason = next(iter(reason_by_subject.items()))
@@ -103,7 +98,7 @@ def measure(name: str, context: Context, options: CollectiveOptions) -> Answers:
         yield _wrong_data.wrong_data(modes.mismatches())
         if parse_bytes(_results.P99_RATIO_SIZE) not in modes.percentiles:
             yield absent(f"p99_ratio.{_results.P99_RATIO_SIZE}", "no operations of this size were timed one by one")
-        yield fact("additional_data_checks", [check.name for check in modes.data_checks[timed_check_count:]])
+        yield fact("additional_data_checks", list(modes.data_checks)[timed_check_count:])
         yield _results.sizes_not_allocated(modes.not_allocated)
         yield from modes.not_measured()
         yield fact("transports", group_facts["transports"])
@@ -115,18 +110,18 @@ def measure(name: str, context: Context, options: CollectiveOptions) -> Answers:
 class _Modes:
     """Measures one operation in the requested modes, and collects the results.
 
-    All ranks call every method; rank 0 reports the observations. ``defaults``: the default sizes, except sizes that the
-    network is too slow for. ``subjects``: the subject of each rank. ``not_allocated``: size as in ``_size_name`` →
-    subject of a rank → why its buffers could not be allocated. ``back_to_back``, ``percentiles``: size in bytes →
-    result.
+    All ranks call every method; rank 0 reports the observations. ``default_gpu_sizes``: without sizes that the network
+    is too slow for. ``subjects``: by rank. ``data_checks``: size as in ``_size_name`` → wrong data by rank.
+    ``not_allocated``: size as in ``_size_name`` → subject of a rank → why its buffers could not be allocated.
+    ``back_to_back``, ``percentiles``: size in bytes → result.
     """
 
     operation: Operation
-    defaults: DefaultSizes
+    default_gpu_sizes: Sequence[int]
     options: CollectiveOptions
     context: Context
     subjects: list[str]
-    data_checks: list[DataCheck] = field(default_factory=list)
+    data_checks: dict[str, Mapping[int, Mismatch]] = field(default_factory=dict)
     not_allocated: dict[str, dict[str, str]] = field(default_factory=dict)
     back_to_back: dict[int, CollectiveResult] = field(default_factory=dict)
     percentiles: dict[int, CollectiveResult] = field(default_factory=dict)
@@ -138,19 +133,18 @@ class _Modes:
 
     def run(self) -> Answers:
         """Yield the results of all requested modes, in a fixed order."""
-        run_by_mode = {
-            "back_to_back": self.run_back_to_back,
-            "cuda_graph": self.run_cuda_graph,
-            "percentiles": self.run_percentiles,
-        }
-        for mode, run in run_by_mode.items():
-            if mode in self.options.modes:
-                yield from run()
+        modes = self.options.modes
+        if "back_to_back" in modes:
+            yield from self.run_back_to_back()
+        if "cuda_graph" in modes:
+            yield from self.run_cuda_graph()
+        if "percentiles" in modes:
+            yield from self.run_percentiles()
 
     def run_back_to_back(self) -> Answers:
         self.back_to_back = yield from self._time_back_to_back(self.operation, "")
         if self.back_to_back:
-            yield from _results.size_curves(self.back_to_back, self.operation)
+            yield from _results.size_curves(self.back_to_back)
             yield from _results.timing_facts(self.back_to_back, self.subjects)
         if self.options.in_place == "both":
             yield from self._run_opposite_variant()
@@ -170,8 +164,7 @@ class _Modes:
             yield absent(f"*{_results.VARIANT_SUFFIXES[False]}.*", reason)
         else:
             suffix = _results.VARIANT_SUFFIXES[variant.in_place]
-            label = "in place" if variant.in_place else "out of place"
-            results = yield from self._time_back_to_back(variant, label, suffix)
+            results = yield from self._time_back_to_back(variant, suffix.replace("_", " ").strip(), suffix)
             yield from _results.timing_facts(results, self.subjects, suffix)
 
     def _time_back_to_back(self, operation: Operation, label: str, suffix: str = "") -> ModeResults:
@@ -181,9 +174,7 @@ class _Modes:
         time_size = partial(
             measure_back_to_back, operation, seconds=max(min_seconds, max_seconds), min_seconds=min_seconds
         )
-        values_of_size = partial(
-            _results.back_to_back_values, operation=operation, suffix=suffix, evidence=self._net_peer_channels()
-        )
+        values_of_size = partial(_results.speed_values, suffix=suffix, evidence=self._net_peer_channels())
         return self._each_size("back_to_back", label, time_size, values_of_size)
 
     def _net_peer_channels(self) -> dict[str, JsonValue] | None:
@@ -202,10 +193,11 @@ class _Modes:
             yield absent("cuda_graph_*", NO_CUDA_GRAPH)
             return
         time_size = partial(measure_cuda_graph, self.operation, seconds=self.options.seconds_per_size)
-        values_of_size = partial(_results.cuda_graph_values, operation=self.operation)
+        quantities, prefix = ("latency", "busbw"), "cuda_graph_"
+        values_of_size = partial(_results.speed_values, quantities=quantities, prefix=prefix)
         results = yield from self._each_size("cuda_graph", "cuda_graph", time_size, values_of_size)
         if results:
-            yield from _results.size_curves(results, self.operation, "cuda_graph_")
+            yield from _results.size_curves(results, prefix)
         counts = {
             size_label(size): {"bytes": result.size, **_results.iterations(result.timings)}
             for size, result in results.items()
@@ -230,14 +222,14 @@ class _Modes:
 
         ``label``: see ``_size_name``. ``time_size`` measures one size; ``values_of_size`` yields its values.
         """
-        requested = self.defaults.for_mode(mode, self.options, gpu=self.context.on_gpu)
+        requested = mode_sizes(mode, self.options, self.default_gpu_sizes, gpu=self.context.on_gpu)
         element_bytes = ELEMENT_SIZES[self.options.dtype]
         sizes = {self.operation.nominal_size(size, element_bytes, self.context.world_size) for size in requested}
         results: dict[int, CollectiveResult] = {}
         for size in sorted(sizes, reverse=True):
             if result := self._run_if_allocated(label, size, partial(time_size, dtype=self.options.dtype)):
                 results[size] = result
-                self.data_checks.append(DataCheck(_size_name(label, size), result.mismatches))
+                self.data_checks[_size_name(label, size)] = result.mismatches
                 yield from values_of_size(size, result)
         return dict(sorted(results.items()))
 
@@ -245,13 +237,12 @@ class _Modes:
         """Check the data of each dtype that is not timed, since NCCL has separate reduction code for each dtype."""
         from seatrial.bench.collectives import check_data
 
-        for dtype in ELEMENT_SIZES:
-            if dtype == self.options.dtype:
-                continue
-            for size in GPU_DATA_CHECK_SIZES if self.context.on_gpu else CPU_DATA_CHECK_SIZES:
-                run = partial(check_data, self.operation, dtype=dtype)
-                if (mismatches := self._run_if_allocated(dtype, size, run)) is not None:
-                    self.data_checks.append(DataCheck(_size_name(dtype, size), mismatches))
+        other_dtypes = [dtype for dtype in ELEMENT_SIZES if dtype != self.options.dtype]
+        sizes = GPU_DATA_CHECK_SIZES if self.context.on_gpu else CPU_DATA_CHECK_SIZES
+        for dtype, size in product(other_dtypes, sizes):
+            run = partial(check_data, self.operation, dtype=dtype)
+            if (mismatches := self._run_if_allocated(dtype, size, run)) is not None:
+                self.data_checks[_size_name(dtype, size)] = mismatches
 
     def _run_if_allocated(self, label: str, size: int, run: Callable[..., T]) -> T | None:
         """The result of ``run``; None if the buffers do not fit on a rank, with the reason in ``not_allocated``."""
@@ -268,9 +259,9 @@ class _Modes:
 
     def mismatches(self) -> Iterator[_wrong_data.Located]:
         """Yield (location, mismatch) for the wrong data of each rank; a location has size, rank and subject."""
-        for check in self.data_checks:
-            for rank, mismatch in check.mismatches.items():
-                yield {"size": check.name, "rank": rank, "subject": self.subjects[rank]}, mismatch
+        for size, mismatches in self.data_checks.items():
+            for rank, mismatch in mismatches.items():
+                yield {"size": size, "rank": rank, "subject": self.subjects[rank]}, mismatch
 
     def not_measured(self) -> Iterator[NoValue]:
         """Yield the bus bandwidth at each default size that was not measured, and the reason.
@@ -279,12 +270,12 @@ class _Modes:
         size that the network is fast enough for is judged instead.
         """
         name, network, gpu = self.operation.name, self.context.tcp_network, self.context.on_gpu
-        all_defaults = default_sizes(name, network.nodes) if network else self.defaults  # all sizes, even slow ones
-        default = all_defaults.for_mode("back_to_back", CollectiveOptions(), gpu=gpu)
+        gpu_sizes = default_gpu_sizes(name, network.nodes) if network else self.default_gpu_sizes  # even slow ones
+        default = mode_sizes("back_to_back", CollectiveOptions(), gpu_sizes, gpu=gpu)
         requested: Sequence[int] = []
         reason = "the trial's options omit mode back_to_back"
         if "back_to_back" in self.options.modes:
-            requested = self.defaults.for_mode("back_to_back", self.options, gpu=gpu)
+            requested = mode_sizes("back_to_back", self.options, self.default_gpu_sizes, gpu=gpu)
             reason = f"the trial's options request only sizes {', '.join(map(size_label, sorted(requested)))}"
         omitted = omitted_sizes(name, self.options, network)
         for size in default:

@@ -14,13 +14,13 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seatrial.model import NotApplicable, SeatrialError
 from seatrial.util import data_files
+from seatrial.util.grouping import grouped
 
 if TYPE_CHECKING:
     from seatrial.discover.rdma_ports import PortDetails
@@ -78,57 +78,46 @@ def select_compute_ports(nodes: Mapping[str, NodePorts]) -> ComputePorts:
 
     Raises NotApplicable if no node has one, and SeatrialError if a node has ports and its NCCL_IB_HCA selects none.
     """
+    kept = {node: sorted(node_ports.ports, key=_natural_order) for node, node_ports in nodes.items()}
     others: dict[str, str] = {}
-    candidates = {node: _candidates(node, node_ports, others) for node, node_ports in nodes.items()}
-    rate_by_kind = _rate_by_kind(candidates)
-    of_best_kind: dict[str, tuple[PortDetails, ...]] = {}  # node → ports; all candidates if NCCL_IB_HCA lists ports
-    for node, ports in candidates.items():
-        of_best_kind[node] = ports
-        if ports and not _is_list(nodes[node].nccl_ib_hca):
-            kind = max((port.kind for port in ports), key=rate_by_kind.__getitem__)
-            of_best_kind[node] = tuple(port for port in ports if port.kind == kind)
-            reason = f"not of the compute ports' kind ({_kind_text(kind)})"
-            others |= {
-                f"{node}/{port.name}": f"{_kind_text(port.kind)}: {reason}" for port in ports if port.kind != kind
-            }
-    unused = _unused_ports(of_best_kind)
-    by_node: dict[str, tuple[PortDetails, ...]] = {}
-    for node, ports in of_best_kind.items():
-        excluded = {} if _is_list(nodes[node].nccl_ib_hca) else unused
-        by_node[node] = tuple(port for port in ports if f"{node}/{port.name}" not in excluded)
-        others |= {place: reason for place, reason in excluded.items() if place.partition("/")[0] == node}
-    if not any(by_node.values()):
+
+    def exclude(node: str, reasons: Mapping[str, str]) -> None:
+        """Move ports of a node from ``kept`` to ``others``; ``reasons``: port → why it is not a compute port."""
+        others.update((f"{node}/{name}", reason) for name, reason in reasons.items())
+        kept[node] = [port for port in kept[node] if port.name not in reasons]
+
+    for node, node_ports in nodes.items():
+        setting, rdma_off = node_ports.nccl_ib_hca, node_ports.rdma_off
+        reason = f"{rdma_off}: NCCL uses no RDMA port" if rdma_off else f"NCCL_IB_HCA={setting} does not select it"
+        exclude(node, {port.name: reason for port in kept[node] if rdma_off or not _is_selected(port, setting)})
+        if node_ports.ports and not kept[node] and not rdma_off:
+            names = ", ".join(port.name for port in sorted(node_ports.ports, key=_natural_order))
+            raise SeatrialError(f"NCCL_IB_HCA={setting} on {node} selects none of its RDMA ports: {names}")
+    without_list = [node for node, node_ports in nodes.items() if not _is_list(node_ports.nccl_ib_hca)]
+    for node in without_list:
+        management = [port for port in kept[node] if port.has_default_route]
+        nics = {port.nic_address for port in management if port.nic_address}
+        rest = [port for port in kept[node] if not port.has_default_route]
+        if not all(port.state and not port.is_active and port.nic_address in nics for port in rest):
+            exclude(node, {port.name: f"management: {port.netdev} has the default route" for port in management})
+    rate_by_kind = _rate_by_kind(kept)
+    for node in without_list:
+        kind = max((port.kind for port in kept[node]), key=rate_by_kind.__getitem__, default=("", "", ""))
+        reason = f"not of the compute ports' kind ({_kind_text(kind)})"
+        exclude(node, {port.name: f"{_kind_text(port.kind)}: {reason}" for port in kept[node] if port.kind != kind})
+    unused = _unused_ports(kept)
+    for node in without_list:
+        exclude(node, unused[node])
+    if not any(kept.values()):
         reasons = "; ".join(f"{name}: {reason}" for name, reason in others.items())
         raise NotApplicable(f"no RDMA port for compute on any node{f' ({reasons})' if reasons else ''}")
-    return ComputePorts(by_node, others)
+    return ComputePorts({node: tuple(ports) for node, ports in kept.items()}, others)
 
 
 def _kind_text(kind: Kind) -> str:
     """The kind of a port as text: ``MT4129 (MT_0000000838), InfiniBand``."""
     model, board, layer = kind
     return f"{model}{f' ({board})' if board else ''}, {layer}"
-
-
-def _candidates(node: str, node_ports: NodePorts, others: dict[str, str]) -> tuple[PortDetails, ...]:
-    """The ports that may be compute ports. For each other port, adds NODE/PORT → reason to ``others``."""
-    setting, ports = node_ports.nccl_ib_hca, sorted(node_ports.ports, key=_natural_order)
-    if node_ports.rdma_off:
-        others |= {f"{node}/{port.name}": f"{node_ports.rdma_off}: NCCL uses no RDMA port" for port in ports}
-        return ()
-    selected = [port for port in ports if _is_selected(port, setting)]
-    if ports and not selected:
-        names = ", ".join(port.name for port in ports)
-        raise SeatrialError(f"NCCL_IB_HCA={setting} on {node} selects none of its RDMA ports: {names}")
-    reason = f"NCCL_IB_HCA={setting} does not select it"
-    others |= {f"{node}/{port.name}": reason for port in ports if port not in selected}
-    management = [port for port in selected if port.has_default_route]
-    rest = [port for port in selected if not port.has_default_route]
-    management_nics = {port.nic_address for port in management if port.nic_address}
-    rest_is_unused = all(port.state and not port.is_active and port.nic_address in management_nics for port in rest)
-    if _is_list(setting) or rest_is_unused:
-        return tuple(selected)
-    others |= {f"{node}/{port.name}": f"management: {port.netdev} has the default route" for port in management}
-    return tuple(rest)
 
 
 def _natural_order(port: PortDetails) -> list[tuple[int, str]]:
@@ -165,29 +154,18 @@ def _rate_by_kind(candidates: Mapping[str, Sequence[PortDetails]]) -> dict[Kind,
     A port that is down counts with the highest rate of a port of its kind. If all ports of its kind are down, it counts
     with the rate of its NIC model in nics.yaml.
     """
-    port_rates: dict[Kind, float] = {}  # the highest rate of one port
-    for port in chain.from_iterable(candidates.values()):
-        port_rates[port.kind] = max(port_rates.get(port.kind, 0.0), port.rate_gbps or 0.0)
-    for kind, rate in port_rates.items():
-        nic_model, _board, _link_layer = kind
-        port_rates[kind] = rate or _nic_models().get(nic_model, {}).get("gbps", 0.0)
+    nic_models: dict[str, dict[str, float]] = data_files.read("nics.yaml")  # NIC model → rate of a port in ``gbps``
+    rates = grouped((port.kind, port.rate_gbps or 0.0) for port in chain.from_iterable(candidates.values()))
+    port_rates = {kind: max(found) or nic_models.get(kind[0], {}).get("gbps", 0.0) for kind, found in rates.items()}
     totals: dict[Kind, float] = dict.fromkeys(port_rates, 0.0)
     for ports in candidates.values():
-        for kind in {port.kind for port in ports}:
-            total = sum(port.rate_gbps or port_rates[kind] for port in ports if port.kind == kind)
-            totals[kind] = max(totals[kind], total)
+        for kind, found in grouped((port.kind, port.rate_gbps or port_rates[port.kind]) for port in ports).items():
+            totals[kind] = max(totals[kind], sum(found))
     return totals
 
 
-@cache
-def _nic_models() -> dict[str, dict[str, float]]:
-    """NIC model → its entry in nics.yaml, with the rate of a port in ``gbps``."""
-    nic_models: dict[str, dict[str, float]] = data_files.read("nics.yaml")
-    return nic_models
-
-
-def _unused_ports(ports_by_node: Mapping[str, Sequence[PortDetails]]) -> dict[str, str]:
-    """NODE/PORT → reason, for each port that is not ACTIVE and is not required to be ACTIVE.
+def _unused_ports(ports_by_node: Mapping[str, Sequence[PortDetails]]) -> dict[str, dict[str, str]]:
+    """Node → port → reason, for each port that is not ACTIVE and is not required to be ACTIVE.
 
     A port is required to be ACTIVE in each of these cases:
 
@@ -196,7 +174,7 @@ def _unused_ports(ports_by_node: Mapping[str, Sequence[PortDetails]]) -> dict[st
     - Its node has no ACTIVE port at all.
     """
     active_names = {port.name for port in chain.from_iterable(ports_by_node.values()) if port.is_active}
-    unused = {}
+    unused: dict[str, dict[str, str]] = {node: {} for node in ports_by_node}
     for node, ports in ports_by_node.items():
         active = [port for port in ports if port.is_active]
         if not active:
@@ -206,5 +184,5 @@ def _unused_ports(ports_by_node: Mapping[str, Sequence[PortDetails]]) -> dict[st
         for port in ports:
             should_be_active = most_are_active and port.nic_address not in active_nics
             if port.state and not port.is_active and port.name not in active_names and not should_be_active:
-                unused[f"{node}/{port.name}"] = f"unused: {port.state}, and not ACTIVE on any other node"
+                unused[node][port.name] = f"unused: {port.state}, and not ACTIVE on any other node"
     return unused

@@ -1,8 +1,7 @@
 """All-reduce over several nodes with NCCL_ALGO=Ring, which loads the network ports fully.
 
 On two nodes NCCL's trees send half as much over the network as a ring does. The default all-reduce of nodes with NVLink
-switches therefore hardly tests the network (NVIDIA/nccl-tests#196, #309). NCCL reads its variables once per process, so
-each rank starts a child process for this measurement.
+switches therefore hardly tests the network (NVIDIA/nccl-tests#196, #309).
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from typing import Any
 from seatrial.checks.check import Context
 from seatrial.checks.declare import Answers, absent, fact, metric, value
 from seatrial.checks.fabric._nccl_log import logging_environment
-from seatrial.checks.fabric._sizes import CollectiveOptions, default_sizes, omitted_sizes
-from seatrial.hardware.links import COLLECTIVE
+from seatrial.checks.fabric._results import bandwidth
+from seatrial.checks.fabric._sizes import CollectiveOptions, default_gpu_sizes, omitted_sizes
 from seatrial.hardware.network_time import OPERATIONS_PER_SIZE, limit_with_network
 from seatrial.model import SeatrialError, format_bytes, parse_bytes, size_label
 
@@ -52,14 +51,11 @@ def run_rings(
 
 _WHEN = "backend == nccl and nodes >= 2"
 DECLARED = (
-    metric(
+    bandwidth(
         "busbw_ring.*",
-        unit="GB/s",
         meaning="bus bandwidth of the all-reduce with NCCL_ALGO=Ring",
-        speed=True,
-        bound=COLLECTIVE,
     ),
-    metric(
+    bandwidth(
         f"busbw_ring.{size_label(SIZE)}",
         ">= 0.90 reference",
         "A ring sends its whole bus bandwidth over the network ports, so a port, a path or a PCIe link between GPU and "
@@ -68,11 +64,8 @@ DECLARED = (
         "lspci -vv | grep LnkSta (slot of the NIC), nvidia-smi topo -m. In the NCCL log look for GDRDMA in NET/IB "
         "lines: without it, each byte passes through host memory. In virtual machines check ACS and the IOMMU.",
         when=_WHEN,
-        unit="GB/s",
         warn=">= 0.95 reference",
         reference=f"all_reduce.busbw_ring.{size_label(SIZE)}",
-        speed=True,
-        bound=COLLECTIVE,
     ),
     metric(
         "wrong_elements_ring",
@@ -99,7 +92,7 @@ def measure(context: Context, options: CollectiveOptions) -> Answers:
     context.progress("NCCL_ALGO=Ring")
     network = context.tcp_network
     omitted = omitted_sizes("all_reduce", options, network)
-    size = max(size for size in default_sizes("all_reduce", nodes).gpu if size not in omitted)
+    size = max(size for size in default_gpu_sizes("all_reduce", nodes) if size not in omitted)
     groups = {_ALL_RANKS: range(context.world_size)}
     rank_0_result = run_rings(context, groups, size, options.seconds_per_size, LIMIT_S)[0]
     if context.rank == 0:

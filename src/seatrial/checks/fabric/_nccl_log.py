@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 NOT_LOGGED = "not logged"  # in facts: NCCL's log has no line on this value
 
@@ -14,15 +15,14 @@ def logging_environment(folder: Path, name: str) -> dict[str, str]:
     return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,P2P,ENV,TUNING", "NCCL_DEBUG_FILE": log}
 
 
-def log_size(device: str) -> int:
-    """Current size of this process's NCCL log in bytes; 0 without a log."""
-    from seatrial.bench import group
+def group_facts(log_offset: int = 0) -> dict[str, Any]:
+    """The facts of ``collectives.describe_group`` and the transports. All ranks call this after the measurement."""
+    from seatrial.bench import collectives
 
-    log = group.nccl_log_path()
-    return log.stat().st_size if device.startswith("cuda") and log.is_file() else 0
+    return {**collectives.describe_group(), "transports": connections_by_transport(log_offset)}
 
 
-def connections_by_transport(device: str, offset: int = 0) -> dict[str, int]:
+def connections_by_transport(offset: int = 0) -> dict[str, int]:
     """Transport → number of connections of all ranks, the most used transport first; empty without logs.
 
     Each rank reads its NCCL log from byte ``offset`` on. All ranks call this together.
@@ -30,10 +30,8 @@ def connections_by_transport(device: str, offset: int = 0) -> dict[str, int]:
     from seatrial.bench import group, rank
     from seatrial.discover import nccl_log
 
-    if not device.startswith("cuda"):
-        return {}
     try:
         transports = nccl_log.read(group.nccl_log_path(), start=offset).transports
-    except OSError:  # collectives.transport reports the error
+    except OSError:  # no GPU; otherwise collectives.transport reports the error
         transports = {}
     return dict(sum((Counter(counts) for counts in rank.gather(transports)), Counter[str]()).most_common())

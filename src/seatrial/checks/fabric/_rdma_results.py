@@ -98,7 +98,13 @@ def results_of_paths(paths: Sequence[RailPath], memory: str) -> Answers:
 
     bandwidth_paths = [path for path in paths if path.tool == perftest.BANDWIDTH_TOOL]
     bandwidth_by_port = _best_bandwidths(bandwidth_paths)
-    latency_by_port = _best_latencies([path for path in paths if path.tool == perftest.LATENCY_TOOL])
+    latencies = grouped(
+        (subject, path.value)
+        for path in paths
+        for subject in (path.source_subject, path.target_subject)
+        if path.tool == perftest.LATENCY_TOOL and path.value is not None
+    )
+    latency_by_port = {subject: min(latencies_of_port) for subject, latencies_of_port in latencies.items()}
     measured_ports = min(len(bandwidth_by_port), len(latency_by_port))
     comparable = measured_ports >= MIN_COMPARABLE_PORTS
     if not comparable:
@@ -118,7 +124,10 @@ def results_of_paths(paths: Sequence[RailPath], memory: str) -> Answers:
             yield value("latency_vs_peers", latency / median_latency, subject)
     if comparable:
         yield from _path_shares(bandwidth_paths, bandwidth_by_port)
-    yield from _pair_results(paths)
+    for name, error_of in (("failed_paths", attrgetter("failure")), ("paths_not_measured", attrgetter("not_measured"))):
+        for pair, paths_of_pair in grouped((path.pair, path) for path in paths).items():
+            errors = {f"{path.tool} {path.key}": error_of(path) for path in paths_of_pair if error_of(path)}
+            yield value(name, len(errors), pair, evidence={name: errors})
     values_by_tool = grouped((path.tool, (path.key, path.value)) for path in paths)  # None: the path has no value
     yield fact("paths", {tool: dict(values) for tool, values in values_by_tool.items()})
 
@@ -142,18 +151,14 @@ def _best_bandwidths(paths: Sequence[RailPath]) -> dict[str, _PortBandwidth]:
     A path to a port with a lower rate counts only if there is no other path. RDMA that fails counts as 0. A port that
     was not measured in both directions is omitted.
     """
-    sending: dict[str, list[_PortBandwidth]] = {}
-    receiving: dict[str, list[_PortBandwidth]] = {}
-    for path in paths:
-        gbps = 0.0 if path.failure else path.value
-        for subject, port, found in (
-            (path.source_subject, path.source_port, sending),
-            (path.target_subject, path.target_port, receiving),
-        ):
-            if gbps is not None:
-                is_at_port_rate = path.rate_gbps == port.rate_gbps
-                bandwidth = _PortBandwidth(gbps, gbps / path.rate_gbps, is_at_port_rate, port.kind)
-                found.setdefault(subject, []).append(bandwidth)
+
+    def bandwidth(path: RailPath, port: PortDetails) -> _PortBandwidth:
+        gbps = 0.0 if path.failure else path.value or 0.0
+        return _PortBandwidth(gbps, gbps / path.rate_gbps, path.rate_gbps == port.rate_gbps, port.kind)
+
+    measured = [path for path in paths if path.failure or path.value is not None]
+    sending = grouped((path.source_subject, bandwidth(path, path.source_port)) for path in measured)
+    receiving = grouped((path.target_subject, bandwidth(path, path.target_port)) for path in measured)
     best_partner = attrgetter("is_at_port_rate", "share")
     return {
         subject: min((max(found[subject], key=best_partner) for found in (sending, receiving)), key=attrgetter("share"))
@@ -162,45 +167,20 @@ def _best_bandwidths(paths: Sequence[RailPath]) -> dict[str, _PortBandwidth]:
     }
 
 
-def _best_latencies(paths: Sequence[RailPath]) -> dict[str, float]:
-    """Port → its lowest latency in us over all partners; without ports that have no value."""
-    best: dict[str, float] = {}
-    for path in paths:
-        if path.value is not None:
-            for subject in (path.source_subject, path.target_subject):
-                best[subject] = min(best.get(subject, path.value), path.value)
-    return best
-
-
-def _pair_results(paths: Sequence[RailPath]) -> Answers:
-    """Yield for each pair of nodes the number of its failed and of its unmeasured paths."""
-    failed: dict[str, dict[str, str]] = {path.pair: {} for path in paths}  # pair → path → the error
-    not_measured: dict[str, dict[str, str]] = {path.pair: {} for path in paths}
-    for path in paths:
-        for errors, error in ((failed, path.failure), (not_measured, path.not_measured)):
-            if error:
-                errors[path.pair][f"{path.tool} {path.key}"] = error
-    for name, errors in (("failed_paths", failed), ("paths_not_measured", not_measured)):
-        for pair, errors_of_pair in errors.items():
-            yield value(name, len(errors_of_pair), pair, evidence={name: errors_of_pair})
-
-
 def _path_shares(paths: Sequence[RailPath], best_by_port: Mapping[str, _PortBandwidth]) -> Answers:
     """Yield for each pair of nodes the lowest share of its paths.
 
     The share of a path is its bandwidth, divided by the lower one of the best bandwidths of its two ports.
     """
-    lowest_shares: dict[str, float] = {}  # pair of nodes → share
+    shares_by_pair: dict[str, list[float]] = {}
     slow_paths: dict[str, dict[str, str]] = {}  # pair of nodes → its paths below MIN_SHARE
     for path in paths:
-        best_source, best_target = best_by_port.get(path.source_subject), best_by_port.get(path.target_subject)
-        if path.value is None or best_source is None or best_target is None:
-            continue
-        lower_best = min(best_source.gbps, best_target.gbps)
-        if lower_best:
-            share = path.value / lower_best
-            lowest_shares[path.pair] = min(lowest_shares.get(path.pair, share), share)
-            if share < MIN_SHARE:
-                slow_paths.setdefault(path.pair, {})[path.key] = f"{path.value:g} of {lower_best:g} Gb/s"
-    for pair, share in lowest_shares.items():
-        yield value("path_share", share, pair, evidence={"slow_paths": slow_paths.get(pair, {})})
+        ends = path.source_subject, path.target_subject
+        if path.value is not None and best_by_port.keys() >= {*ends}:
+            lower_best = min(best_by_port[end].gbps for end in ends)
+            if lower_best:
+                shares_by_pair.setdefault(path.pair, []).append(share := path.value / lower_best)
+                if share < MIN_SHARE:
+                    slow_paths.setdefault(path.pair, {})[path.key] = f"{path.value:g} of {lower_best:g} Gb/s"
+    for pair, shares in shares_by_pair.items():
+        yield value("path_share", min(shares), pair, evidence={"slow_paths": slow_paths.get(pair, {})})

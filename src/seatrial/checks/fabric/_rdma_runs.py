@@ -7,7 +7,8 @@ import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, takewhile
+from functools import cached_property
+from itertools import chain, product, takewhile
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -55,7 +56,6 @@ class RankPlace:
 
 
 def rank_place(context: Context) -> RankPlace:
-    """The place of this rank."""
     from seatrial.bench import rank
     from seatrial.discover import rdma_ports
 
@@ -65,6 +65,7 @@ def rank_place(context: Context) -> RankPlace:
     return RankPlace(context.node, index, path, len(os.sched_getaffinity(0)))
 
 
+@dataclass(frozen=True)
 class TransferRunner:
     """Runs the transfers of a round on the ranks nearest to the ports.
 
@@ -73,57 +74,51 @@ class TransferRunner:
     value.
     """
 
-    def __init__(
-        self,
-        context: Context,
-        options: RdmaOptions,
-        nodes: Mapping[str, NodePorts],
-        ports: Mapping[str, Sequence[PortDetails | None]],
-        places: Sequence[RankPlace],
-        cuda_options: Sequence[str],
-    ) -> None:
-        self._context = context
-        self._options = options
-        self._nodes = nodes
-        self._ports = ports
-        self._places = places
-        self._cuda_options = cuda_options
-        # Node → the rank of each rail
-        self._ranks = {node: ranks_of_ports(node_ports, node, places) for node, node_ports in ports.items()}
-        # A process of perftest polls and so needs a CPU of its own. The rails of a node are therefore split into
-        # batches that run one after another: in a batch, no rank has more rails than CPUs
+    context: Context
+    options: RdmaOptions
+    nodes: Mapping[str, NodePorts]
+    ports: Mapping[str, Sequence[PortDetails | None]]
+    places: Sequence[RankPlace]
+    cuda_options: Sequence[str]
+
+    @cached_property
+    def _ranks(self) -> dict[str, list[int]]:
+        """Node → the rank of each rail."""
+        return {node: ranks_of_ports(ports, node, self.places) for node, ports in self.ports.items()}
+
+    @cached_property
+    def _batch_count(self) -> int:
+        """The number of batches of the rails of a node, which run one after another.
+
+        A process of perftest polls and so needs a CPU of its own: in a batch, no rank has more rails than CPUs.
+        """
         rails_by_rank = Counter(chain.from_iterable(self._ranks.values()))
-        self._batch_count = max(ceil(rails / places[rank].cpu_count) for rank, rails in rails_by_rank.items())
+        return max(ceil(rails / self.places[rank].cpu_count) for rank, rails in rails_by_rank.items())
 
     def run_round(self, paired: Sequence[tuple[str, str]]) -> list[RailPath]:
         """The bandwidths in both directions and the latency of all rails of all pairs of nodes."""
-        from seatrial.discover import perftest
+        from seatrial.discover.perftest import BANDWIDTH_TOOL, LATENCY_TOOL
 
         reversed_pairs = [(b, a) for a, b in paired]
+        runs = (BANDWIDTH_TOOL, paired), (BANDWIDTH_TOOL, reversed_pairs), (LATENCY_TOOL, paired)
         paths: list[RailPath] = []
-        for batch in range(self._batch_count):
-            for tool, directed_pairs in (
-                (perftest.BANDWIDTH_TOOL, paired),
-                (perftest.BANDWIDTH_TOOL, reversed_pairs),
-                (perftest.LATENCY_TOOL, paired),
-            ):
-                paths += self._run(
-                    [
-                        RailPath(tool, source, target, rail, source_port, target_port)
-                        for source, target in directed_pairs
-                        for rail, (source_port, target_port) in enumerate(
-                            zip(self._ports[source], self._ports[target], strict=False)
-                        )
-                        if source_port and target_port and rail % self._batch_count == batch
-                    ]
-                )
+        for batch, (tool, directed_pairs) in product(range(self._batch_count), runs):
+            planned = []
+            for source, target in directed_pairs:
+                ports = enumerate(zip(self.ports[source], self.ports[target], strict=False))
+                planned += [
+                    RailPath(tool, source, target, rail, source_port, target_port)
+                    for rail, (source_port, target_port) in ports
+                    if source_port and target_port and rail % self._batch_count == batch
+                ]
+            paths += self._run(planned)
         return paths
 
     def _run(self, planned: Sequence[RailPath]) -> list[RailPath]:
         """Run the planned transfers concurrently, and return them with their values or errors."""
         from seatrial.bench.perftest import Transfer, run_transfers
 
-        context = self._context
+        context = self.context
         transfers: list[Transfer] = []
         argv_by_path: dict[str, list[str]] = {}  # of the paths on which this rank is the server or the client
         for path in planned:
@@ -131,7 +126,7 @@ class TransferRunner:
             transfers.append(Transfer(path.key, server, client))
             if context.rank in (server, client):
                 argv_by_path[path.key] = self._argv(path, path.target if context.rank == server else path.source)
-        results = run_transfers(transfers, argv_by_path, context.node, self._options.transfer_limit_s)
+        results = run_transfers(transfers, argv_by_path, context.node, self.options.transfer_limit_s)
         return [path.with_result(results[path.key]) for path in planned]
 
     def _argv(self, path: RailPath, node: str) -> list[str]:
@@ -139,17 +134,17 @@ class TransferRunner:
         from seatrial.discover import perftest
 
         port = path.source_port if node == path.source else path.target_port
-        command = [*_cpu_binding(self._context, port), path.tool, "-d", port.device, "-i", port.port, "-F"]
-        gid = port.roce_gid(self._nodes[node].gid_index) if port.link_layer == "Ethernet" else None
+        command = [*_cpu_binding(self.context, port), path.tool, "-d", port.device, "-i", port.port, "-F"]
+        gid = port.roce_gid(self.nodes[node].gid_index) if port.link_layer == "Ethernet" else None
         command += ["-x", str(gid.index)] if gid else []
         if path.tool == perftest.LATENCY_TOOL:
             return [*command, "-n", str(LATENCY_ITERATIONS)]
         iterations = int(SECONDS * path.rate_gbps * 1e9 / 8 / WRITE_BYTES / QUEUE_PAIRS)
         command += ["-s", str(WRITE_BYTES), "-q", str(QUEUE_PAIRS), "--report_gbits"]
         command += ["-n", str(min(max(iterations, MIN_ITERATIONS), MAX_ITERATIONS))]
-        if self._cuda_options:
-            use_cuda, *more_options = self._cuda_options
-            gpu_index = self._places[self._ranks[node][path.rail]].gpu_index
+        if self.cuda_options:
+            use_cuda, *more_options = self.cuda_options
+            gpu_index = self.places[self._ranks[node][path.rail]].gpu_index
             command += [f"{use_cuda}={gpu_index}", *more_options]
         return command
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from math import ceil
 from statistics import fmean, median, pstdev
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks import declare
-from seatrial.checks.check import Options, Seconds
-from seatrial.checks.declare import Answers, Value, absent, fact, value
-from seatrial.model import CLUSTER, ByteSize, Fact, Outcome, Series, size_label
+from seatrial.checks.check import Check, Context, Needs, Options, Seconds
+from seatrial.checks.declare import Answers, Value, absent, fact, metric, value
+from seatrial.hardware.links import COLLECTIVE
+from seatrial.model import CLUSTER, ByteSize, Fact, NotApplicable, Outcome, Phase, Scope, Series, size_label
 from seatrial.util.quantiles import median_interval
 
 if TYPE_CHECKING:
@@ -33,7 +34,26 @@ MODE_DESCRIPTIONS = {
     "NCCL_GRAPH_MIXING_SUPPORT=0 unless the environment sets it (facts set_by_seatrial, backend_environment)",
     "percentiles": "percentiles: each operation timed separately; its time is that of its slowest rank",
 }
+bandwidth = partial(metric, unit="GB/s", speed=True, bound=COLLECTIVE)  # of NCCL's operations
+# A check of the links between the ranks of a job
+group_check = partial(
+    Check,
+    phase=Phase.INTERCONNECT,
+    scope=Scope.CLUSTER,
+    needs=Needs(min_ranks=2),
+    limit_s=600.0,  # gigabytes over a slow network take minutes
+)
 MAX_DRIFT = 0.02  # a larger drift is reported; two identical runs may differ by up to this value
+
+
+def several_nodes(context: Context, reason: str) -> dict[str, tuple[int, ...]]:
+    """The ranks of each node. Raises NotApplicable on a single node; ``reason``: why it is not measured."""
+    from seatrial.bench import subgroups
+
+    ranks_by_node = subgroups.ranks_by_node(context.node)
+    if len(ranks_by_node) < 2:
+        raise NotApplicable(f"one node: {reason}")
+    return ranks_by_node
 
 
 class GroupOptions(Options):
@@ -43,42 +63,35 @@ class GroupOptions(Options):
     on a GPU an imprecise median extends this to at most twice.
     """
 
-    size: ByteSize | None = Field(default=None, ge=4)
+    size: ByteSize | None = Field(default=None, ge=4, multiple_of=4)  # whole elements of float32
     seconds: Seconds = 1.0
 
 
-def back_to_back_values(
-    size: int, result: CollectiveResult, operation: Operation, suffix: str = "", evidence: JsonValue = None
+def speed_values(
+    size: int,
+    result: CollectiveResult,
+    quantities: Sequence[str] = ("busbw", "latency", "latency_max"),
+    *,
+    prefix: str = "",
+    suffix: str = "",
+    evidence: JsonValue = None,
 ) -> Iterator[Value]:
-    """Yield busbw, latency (mean over ranks) and latency_max (slowest rank): medians over windows.
+    """Yield busbw (GB/s), latency (us, mean over ranks) and latency_max (us, slowest rank) of the median window.
 
     ``samples`` has one value per window. ``evidence``: of busbw.
     """
-    for name in ("busbw", "latency", "latency_max"):
-        yield _value(f"{name}{suffix}", name, size, result, operation, evidence if name == "busbw" else None)
+    for quantity in quantities:
+        windows = result.timings.window_maxima if quantity == "latency_max" else result.timings.window_means
+        median_window = _converted(quantity, result, median(windows))
+        name = f"{prefix}{quantity}{suffix}.{size_label(size)}"
+        yield value(name, median_window, evidence=evidence if quantity == "busbw" else None)._replace(
+            samples=tuple(_converted(quantity, result, seconds) for seconds in windows)
+        )
 
 
-def cuda_graph_values(size: int, result: CollectiveResult, operation: Operation) -> Iterator[Value]:
-    """Yield time (us) and bus bandwidth (GB/s) of operations in a CUDA graph."""
-    for name in ("latency", "busbw"):
-        yield _value(f"cuda_graph_{name}", name, size, result, operation)
-
-
-def _value(
-    name: str, quantity: str, size: int, result: CollectiveResult, operation: Operation, evidence: JsonValue = None
-) -> Value:
-    timings = result.timings
-    windows = timings.window_maxima if quantity == "latency_max" else timings.window_means
-    samples = tuple(_converted(quantity, result, seconds, operation) for seconds in windows)
-    median_window = _converted(quantity, result, median(windows), operation)
-    return value(f"{name}.{size_label(size)}", median_window, evidence=evidence)._replace(samples=samples)
-
-
-def _converted(quantity: str, result: CollectiveResult, seconds: float, operation: Operation) -> float:
-    """The quantity (GB/s or us) for one time per operation, as nccl-tests defines it."""
-    if quantity.startswith("latency"):
-        return seconds * 1e6
-    return result.size / seconds / 1e9 * operation.busbw_factor(result.timings.rank_count)
+def _converted(quantity: str, result: CollectiveResult, seconds: float) -> float:
+    """The quantity (GB/s or us) for one time per operation."""
+    return result.bus_bandwidth(seconds) if quantity == "busbw" else seconds * 1e6
 
 
 def percentile_values(size: int, result: CollectiveResult, subjects: Sequence[str]) -> Answers:
@@ -109,29 +122,22 @@ def percentile_values(size: int, result: CollectiveResult, subjects: Sequence[st
 
 def timing_facts(results: Results, subjects: Sequence[str], suffix: str = "") -> Iterator[Fact]:
     """Yield four facts with a value per size: exact bytes, iterations, spread (us) and drift (%)."""
-    value_functions: dict[str, Callable[[CollectiveResult], JsonValue]] = {
-        "sizes": lambda result: result.size,
-        "iterations": lambda result: iterations(result.timings),
-        "spread": lambda result: _spread(result.timings, subjects),
-        "drift_percent": lambda result: 100 * result.timings.drift,
-    }
-    for name, value_of in value_functions.items():
-        value_by_size = {size_label(size): value_of(result) for size, result in results.items()}
-        yield fact(f"{name}{suffix}", value_by_size)
+    by_label = {size_label(size): result for size, result in results.items()}
+    yield fact(f"sizes{suffix}", {label: result.size for label, result in by_label.items()})
+    yield fact(f"iterations{suffix}", {label: iterations(result.timings) for label, result in by_label.items()})
+    yield fact(f"spread{suffix}", {label: _spread(result.timings, subjects) for label, result in by_label.items()})
+    yield fact(f"drift_percent{suffix}", {label: 100 * result.timings.drift for label, result in by_label.items()})
 
 
-def size_curves(results: Results, operation: Operation, prefix: str = "") -> Iterator[Series]:
+def size_curves(results: Results, prefix: str = "") -> Iterator[Series]:
     """Yield bus bandwidth (GB/s) and time (us) over size (B); ``prefix``: prefix of the mode's metric names."""
     x = tuple(result.size for result in results.values())
     for name, unit in {"busbw": "GB/s", "latency": "us"}.items():
-        y = tuple(
-            _converted(name, result, median(result.timings.window_means), operation) for result in results.values()
-        )
+        y = tuple(_converted(name, result, median(result.timings.window_means)) for result in results.values())
         yield Series(name=f"{prefix}{name}", subject=CLUSTER, x=x, y=y, x_unit="B", y_unit=unit)
 
 
 def iterations(timings: Timings) -> dict[str, JsonValue]:
-    """The number of warmup operations, of windows, and of operations in each window."""
     return {"warmup": timings.warmup, "windows": len(timings.windows), "per_window": timings.per_window}
 
 
@@ -158,9 +164,9 @@ def sizes_not_allocated(not_allocated: Mapping[str, Any], subject: str | None = 
     return value("sizes_not_allocated", len(not_allocated), subject, evidence=evidence)
 
 
-def allocation_metric(name: str, option: str) -> declare.metric:
+def allocation_metric(name: str, option: str) -> metric:
     """The declaration of ``sizes_not_allocated`` of collectives.``name``; ``option``: NAME=VALUE with smaller sizes."""
-    return declare.metric(
+    return metric(
         "sizes_not_allocated",
         "== 0 sizes",
         "Buffers of these sizes did not fit into memory; these sizes were not measured.",
@@ -190,13 +196,12 @@ def method_text(
         f"buffers from {settings['buffers']}, called through {settings['api']}"
     ]
     if results:
-        window_counts = [len(result.timings.windows) for result in results.values()]
-        fewest, most = min(window_counts), max(window_counts)
+        fewest_windows = min(len(result.timings.windows) for result in results.values())
         largest_size = max(results)
         parts += [
-            f"back_to_back: median of {fewest if fewest == most else f'{fewest} to {most}'} windows, mean over ranks",
+            f"back_to_back: median of at least {fewest_windows} windows, mean over ranks",
             f"busbw = algbw · {operation.busbw_formula}, as in nccl-tests",
-            f"{_interval_text(results[largest_size], largest_size, operation)}{_drift_text(results)}",
+            f"{_interval_text(results[largest_size], largest_size)}{_drift_text(results)}",
         ]
     return "; ".join([*parts, *(MODE_DESCRIPTIONS[mode] for mode in modes if mode in MODE_DESCRIPTIONS)])
 
@@ -215,11 +220,8 @@ def transport_text(group: Mapping[str, object]) -> str:
     return f"gloo over {interface or 'its default interface (GLOO_SOCKET_IFNAME is not set)'}"
 
 
-def _interval_text(result: CollectiveResult, size: int, operation: Operation) -> str:
-    """The 95 % confidence interval of the median bus bandwidth at one size."""
-    interval = median_interval(
-        [_converted("busbw", result, seconds, operation) for seconds in result.timings.window_means]
-    )
+def _interval_text(result: CollectiveResult, size: int) -> str:
+    interval = median_interval(result.busbw)
     if not interval:
         return f"too few windows for a 95 % interval at {size_label(size)}"
     return f"95 % interval of busbw.{size_label(size)}: {interval[0]:.4g} to {interval[1]:.4g} GB/s"

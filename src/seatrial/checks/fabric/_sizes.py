@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -15,6 +14,8 @@ from seatrial.model import ByteSize, parse_bytes
 # The largest size saturates the links. At 1 MiB the launch by the host dominates: two runs on one machine gave 13 and
 # 16 us. For small sizes, use mode cuda_graph.
 GPU_SIZES = tuple(map(parse_bytes, ("10MiB", "64MiB", "1GiB")))
+# Published acceptance figures of the all-reduce use 8 GiB
+ALL_REDUCE_GPU_SIZES = tuple(map(parse_bytes, ("1MiB", "10MiB", "100MiB", "1GiB", "8GiB")))
 # For CPU-only runs: a few seconds on two cores; gloo moves the data through the CPU.
 CPU_SIZES = tuple(map(parse_bytes, ("64KiB", "1MiB", "10MiB")))
 # Sizes at which the launch by the host takes longer than the operation on the device. Six sizes: NCCL changes protocol
@@ -93,41 +94,26 @@ class CollectiveOptions(Options):
         return self
 
 
-@dataclass(frozen=True)
-class DefaultSizes:
-    """Sizes in bytes that a check measures when the trial sets none."""
+def mode_sizes(mode: str, options: CollectiveOptions, default_gpu_sizes: Sequence[int], *, gpu: bool) -> Sequence[int]:
+    """The sizes of a mode in descending order, so that torch serves smaller buffers from the largest's memory.
 
-    gpu: tuple[int, ...] = GPU_SIZES
-    cpu: tuple[int, ...] = CPU_SIZES
-
-    def for_mode(self, mode: str, options: CollectiveOptions, *, gpu: bool) -> Sequence[int]:
-        """The sizes of a mode in descending order, so that torch serves smaller buffers from the largest's memory.
-
-        nccl-tests has one buffer for all sizes. With separate allocations, all-gather of 64 MiB on H200 was up to 1.2 %
-        slower, depending on the allocation (docs/results).
-        """
-        sizes_by_mode = {
-            "back_to_back": options.sizes or (self.gpu if gpu else self.cpu),
-            "cuda_graph": options.cuda_graph_sizes or CUDA_GRAPH_SIZES,
-            "percentiles": options.percentile_sizes or (GPU_PERCENTILE_SIZES if gpu else CPU_PERCENTILE_SIZES),
-        }
-        return sorted(set(sizes_by_mode[mode]), reverse=True)
+    nccl-tests has one buffer for all sizes. With separate allocations, all-gather of 64 MiB on H200 was up to 1.2 %
+    slower, depending on the allocation (docs/results). ``default_gpu_sizes``: of mode back_to_back.
+    """
+    sizes_by_mode = {
+        "back_to_back": options.sizes or (default_gpu_sizes if gpu else CPU_SIZES),
+        "cuda_graph": options.cuda_graph_sizes or CUDA_GRAPH_SIZES,
+        "percentiles": options.percentile_sizes or (GPU_PERCENTILE_SIZES if gpu else CPU_PERCENTILE_SIZES),
+    }
+    return sorted(set(sizes_by_mode[mode]), reverse=True)
 
 
-# Published acceptance figures of the all-reduce use 8 GiB
-_SIZES_BY_OPERATION = {
-    "all_reduce": DefaultSizes(
-        gpu=tuple(map(parse_bytes, ("1MiB", "10MiB", "100MiB", "1GiB", "8GiB"))),
-    ),
-}
-
-
-def default_sizes(name: str, nodes: int = 1, network: TcpNetwork | None = None) -> DefaultSizes:
+def default_gpu_sizes(name: str, nodes: int = 1, network: TcpNetwork | None = None) -> list[int]:
     """The default sizes of the operation ``name`` on this number of nodes, without sizes too slow for ``network``."""
-    sizes = _SIZES_BY_OPERATION.get(name, DefaultSizes())
-    gpu = sizes.gpu if nodes < MANY_NODES else tuple({*sizes.gpu, MANY_NODES_SIZE})
-    too_slow = network.too_slow_sizes(name, gpu) if network else []
-    return replace(sizes, gpu=tuple(size for size in gpu if size not in too_slow))
+    sizes = ALL_REDUCE_GPU_SIZES if name == "all_reduce" else GPU_SIZES
+    sizes = sizes if nodes < MANY_NODES else tuple({*sizes, MANY_NODES_SIZE})
+    too_slow = network.too_slow_sizes(name, sizes) if network else []
+    return [size for size in sizes if size not in too_slow]
 
 
 def omitted_sizes(name: str, options: CollectiveOptions, network: TcpNetwork | None) -> list[int]:
@@ -137,11 +123,11 @@ def omitted_sizes(name: str, options: CollectiveOptions, network: TcpNetwork | N
     """
     if network is None:
         return []
-    too_slow = network.too_slow_sizes(name, default_sizes(name, network.nodes).gpu)
+    too_slow = network.too_slow_sizes(name, default_gpu_sizes(name, network.nodes))
     return [size for size in too_slow if size not in (options.sizes or ())]
 
 
 def timed_sizes(name: str, options: CollectiveOptions, network: TcpNetwork) -> dict[str, Sequence[int]]:
     """The sizes that GPUs time in each mode of the operation ``name`` on a TCP network."""
-    sizes = default_sizes(name, network.nodes, network)
-    return {mode: sizes.for_mode(mode, options, gpu=True) for mode in options.modes}
+    sizes = default_gpu_sizes(name, network.nodes, network)
+    return {mode: mode_sizes(mode, options, sizes, gpu=True) for mode in options.modes}

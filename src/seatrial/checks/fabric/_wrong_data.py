@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -11,9 +11,9 @@ from pydantic import JsonValue
 from seatrial.checks.declare import Value, metric, value
 
 if TYPE_CHECKING:
+    from seatrial.bench.collectives import CollectiveResult
     from seatrial.bench.data_check import Mismatch
-    from seatrial.bench.pairs import PairResults
-    from seatrial.bench.subgroups import GroupResult
+    from seatrial.bench.pairs import PairTiming
 
 Located = tuple[Mapping[str, JsonValue], "Mismatch"]  # where wrong data arrived, such as sender and receiver; what
 
@@ -25,23 +25,21 @@ def wrong_data_metric(fix: str) -> metric:
 
 
 def wrong_data(mismatches: Iterable[Located], subject: str | None = None) -> Value:
-    """The number of wrong elements."""
     located = list(mismatches)
     evidence = [{**location, **asdict(mismatch)} for location, mismatch in located]
     wrong_elements = sum(mismatch.wrong for _, mismatch in located)
     return value("wrong_elements", wrong_elements, subject, evidence={"wrong_data": evidence} if evidence else None)
 
 
-def group_wrong_data(results: Mapping[str, GroupResult], subject: str | None = None) -> Value:
+def in_groups(results: Mapping[str, CollectiveResult]) -> Iterator[Located]:
     """The wrong data of all groups, located by group name and rank."""
-    located: list[tuple[Mapping[str, JsonValue], Mismatch]] = []
     for name, result in results.items():
-        located += (({"group": name, "rank": rank}, mismatch) for rank, mismatch in result.mismatches.items())
-    return wrong_data(located, subject)
+        for rank, mismatch in result.mismatches.items():
+            yield {"group": name, "rank": rank}, mismatch
 
 
-def pair_wrong_data(results: PairResults, subject: str | None = None) -> Value:
-    """The wrong data of all pairs, located by sender and receiver."""
-    subjects, timings = results.subjects, results.corrupted
-    located = (({"from": subjects[each.partner], "to": subjects[each.rank]}, each.mismatch) for each in timings)
-    return wrong_data(((location, mismatch) for location, mismatch in located if mismatch), subject)
+def in_pairs(timings: Iterable[PairTiming], names: Sequence[str | int]) -> Iterator[Located]:
+    """The wrong data of all pairs, located by the ``names`` of sender and receiver; ``names``: by rank."""
+    for timing in timings:
+        if timing.mismatch:
+            yield {"from": names[timing.partner], "to": names[timing.rank]}, timing.mismatch

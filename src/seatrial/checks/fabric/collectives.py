@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from seatrial.checks.check import Check, Context, Needs, SkipIf
+from seatrial.checks.check import Check, Context, SkipIf
 from seatrial.checks.declare import Answers, metric
 from seatrial.checks.fabric import _forced_ring, _results
 from seatrial.checks.fabric._collective import (
@@ -22,7 +22,6 @@ from seatrial.checks.fabric._collective import (
 )
 from seatrial.checks.fabric._sizes import MANY_NODES, CollectiveOptions, omitted_sizes, timed_sizes
 from seatrial.hardware.links import COLLECTIVE
-from seatrial.model import Phase, Scope
 
 Measure = Callable[[Context, CollectiveOptions], Answers]
 
@@ -44,12 +43,9 @@ _SPEEDS = (  # in order of importance
         for suffix, place in _PLACES.items()
     ),
     metric("rank_time.*", unit="us", meaning="time of one operation on this rank", speed=True),
-    metric(
+    _results.bandwidth(
         "cuda_graph_busbw.*",
-        unit="GB/s",
         meaning="bus bandwidth of operations in a CUDA graph (nccl-tests -G)",
-        speed=True,
-        bound=COLLECTIVE,
     ),
     metric("cuda_graph_latency.*", unit="us", meaning="time of one operation in a CUDA graph", speed=True),
     metric("p50.*", unit="us", meaning="median time of single operations on the slowest rank", speed=True),
@@ -108,7 +104,7 @@ def _busbw(name: str, size: str, nodes: str = "", *, reference_optional: bool = 
         f"Between nodes, first measure again with --set env.{CHANNELS_PER_PEER}=4: if that is faster, the setting was "
         f"too low and nothing is broken ({NET_PEER_CHANNELS} in the evidence). "
     )
-    return metric(
+    return _results.bandwidth(
         f"busbw.{size}",
         (">= 0.90 reference", ">= 0.40 bound"),
         "This size saturates the links; communication of gradients, parameters or tokens is slower by the same factor.",
@@ -117,27 +113,20 @@ def _busbw(name: str, size: str, nodes: str = "", *, reference_optional: bool = 
         "Run `nvidia-smi -q -d PERFORMANCE,CLOCK` to find throttled GPUs. Across nodes, run again with "
         "NCCL_DEBUG=INFO: `NET/Socket` instead of `NET/IB` means that NCCL does not use RDMA; see `ibstat`.",
         when=f"backend == nccl and {nodes}" if nodes else "backend == nccl",
-        unit="GB/s",
         warn=">= 0.95 reference",
         reference=f"{name}.busbw.{size}",
         reference_optional=reference_optional,
-        speed=True,
-        bound=COLLECTIVE,
         also_measured_by=(f"nccl-tests {_NCCL_TESTS.get(name, name)}",),
     )
 
 
 def _check(name: str, title: str, *bandwidths: metric, measure: Measure) -> Check:
-    return Check(
+    return _results.group_check(
         name=f"collectives.{name}",
         title=title,
-        phase=Phase.INTERCONNECT,
-        scope=Scope.CLUSTER,
         declared=(_results.allocation_metric(name, "sizes=[1MiB, 1GiB]"), _WRONG_DATA, *_SPEEDS, *bandwidths),
         fact_roles={"connections": "transports"},
         measure=measure,
-        limit_s=600.0,  # gigabytes over a slow network take minutes
-        needs=Needs(min_ranks=2),
         options=CollectiveOptions,
         skip_if=(SkipIf.ONLY_CUDA_GRAPHS,),
         operation=name,

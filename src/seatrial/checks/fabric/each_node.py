@@ -2,7 +2,8 @@
 
 A node with slow NVLinks or switches slows the all-reduce of the whole cluster, but that all-reduce does not show which
 node is slow. In this check no data leaves a node. Each node is compared with the reference value of one node. It is
-also compared with the fastest node that has the same GPUs, so that the slower of two nodes is found too.
+also compared with the fastest node that has the same GPUs, so that the slower of two nodes is found too. If the buffer
+does not fit on one rank, all ranks halve the size, up to MAX_HALVINGS times.
 """
 
 from __future__ import annotations
@@ -11,19 +12,21 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
-from seatrial.checks.check import Check, Context, Needs, SkipIf, facts
+from seatrial.checks.check import Context, SkipIf, facts
 from seatrial.checks.declare import Answers, Comparison, absent, fact, metric, not_requested, unreadable, value
 from seatrial.checks.fabric import _nccl_log
-from seatrial.checks.fabric._results import GroupOptions, allocation_metric, sizes_not_allocated, transport_text
-from seatrial.checks.fabric._wrong_data import group_wrong_data, wrong_data_metric
-from seatrial.hardware.links import COLLECTIVE
+from seatrial.checks.fabric._results import (
+    GroupOptions,
+    allocation_metric,
+    bandwidth,
+    group_check,
+    several_nodes,
+    sizes_not_allocated,
+    transport_text,
+)
+from seatrial.checks.fabric._wrong_data import in_groups, wrong_data, wrong_data_metric
 from seatrial.model import (
-    ByteSize,
     NotApplicable,
-    Phase,
-    Scope,
     SeatrialError,
     format_bytes,
     parse_bytes,
@@ -31,65 +34,54 @@ from seatrial.model import (
 )
 
 if TYPE_CHECKING:
-    from seatrial.bench.subgroups import GroupResult
+    from seatrial.bench.collectives import CollectiveResult
 
 REFERENCE_METRIC = "busbw.8GiB"  # the size with most reference values of one node (data/skus)
 GPU_SIZE, CPU_SIZE = parse_bytes("8GiB"), parse_bytes("1MiB")  # CPU_SIZE is for CPU-only runs
 MAX_HALVINGS = 7  # from 8 GiB down to 64 MiB; smaller sizes do not saturate the links
 
 
-class EachNodeOptions(GroupOptions):
-    """Options of collectives.each_node, in addition to those of GroupOptions.
-
-    If the buffer of ``size`` does not fit on one rank, all ranks halve the size, up to MAX_HALVINGS times. The sizes
-    that did not fit are recorded.
-    """
-
-    size: ByteSize | None = Field(default=None, ge=4, multiple_of=4)
-
-
-def measure(context: Context, options: EachNodeOptions) -> Answers:
+def measure(context: Context, options: GroupOptions) -> Answers:
     """Yield the metrics of each node on its first rank.
 
     Raises NotApplicable on a single node and with one rank per node, and SeatrialError if no size fits into memory.
     """
-    from seatrial.bench import collectives, rank, subgroups
+    from seatrial.bench import group, rank, subgroups
 
-    all_nodes = subgroups.ranks_by_node(context.node)
-    if len(all_nodes) < 2:
-        raise NotApplicable("one node: covered by collectives.all_reduce")
+    all_nodes = several_nodes(context, "covered by collectives.all_reduce")
     ranks_by_node = {node: ranks for node, ranks in all_nodes.items() if len(ranks) > 1}
     if not ranks_by_node:
         raise NotApplicable("one rank per node: no all-reduce within a node")
-    group_facts, models = collectives.describe_group(), subgroups.gpu_models(all_nodes[context.node], context.device)
+    models = subgroups.gpu_models(all_nodes[context.node], context.device)
     models_by_rank = rank.gather(models)  # rank → the GPU models of its node
     rank.release_memory(context.device)
-    log_offset = _nccl_log.log_size(context.device)
+    log_offset = group.nccl_log_size()
     size, results, not_allocated = _measure_largest_size(context, options, list(ranks_by_node.values()))
-    group_facts["transports"] = _nccl_log.connections_by_transport(context.device, log_offset)
-    result = dict(zip(ranks_by_node, results, strict=True)).get(context.node)
-    if not result or context.rank != result.ranks[0]:
+    group_facts = _nccl_log.group_facts(log_offset)
+    results_by_node = dict(zip(ranks_by_node, results, strict=True))
+    ranks, result = ranks_by_node.get(context.node, ()), results_by_node.get(context.node)
+    if not result or context.rank != ranks[0]:
         return
-    yield from facts({**group_facts, "gpu": models, "world_size": len(result.ranks), "nodes": 1, "size": size})
+    yield from facts({**group_facts, "gpu": models, "world_size": len(ranks), "nodes": 1, "size": size})
     too_large = next(iter(not_allocated), "")
     reduced = f" ({format_bytes(parse_bytes(too_large))} did not fit on all ranks)" if too_large else ""
     yield fact(
         "method",
         f"{transport_text(group_facts)}: all-reduce of {format_bytes(size)}{reduced} among the "
-        f"{len(result.ranks)} ranks of this node, {len(ranks_by_node)} nodes at the same time; median of "
+        f"{len(ranks)} ranks of this node, {len(ranks_by_node)} nodes at the same time; median of "
         f"{len(result.timings.windows)} windows; busbw = algbw · 2(n−1)/n",
     )
-    yield value(f"busbw.{size_label(size)}", result.busbw(size), context.node)
+    yield value(f"busbw.{size_label(size)}", result.busbw, context.node)
     busbw_of_same_gpus = [  # of this node, and of the other nodes with the same number of GPUs of the same models
-        median(node_result.busbw(size))
-        for node_result in results
-        if (models_by_rank[node_result.ranks[0]], len(node_result.ranks)) == (models, len(result.ranks))
+        median(results_by_node[node].busbw)
+        for node, node_ranks in ranks_by_node.items()
+        if (models_by_rank[node_ranks[0]], len(node_ranks)) == (models, len(ranks))
     ]
     if len(busbw_of_same_gpus) > 1:
-        yield value("node_share", [busbw / max(busbw_of_same_gpus) for busbw in result.busbw(size)], context.node)
+        yield value("node_share", [busbw / max(busbw_of_same_gpus) for busbw in result.busbw], context.node)
     else:
         yield absent("node_share", "no other node has the same GPUs", context.node)
-    yield group_wrong_data({context.node: result}, context.node)
+    yield wrong_data(in_groups({context.node: result}), context.node)
     yield sizes_not_allocated(not_allocated, context.node)
     for label, reason in not_allocated.items():
         yield unreadable(f"busbw.{label}", f"no memory at {reason}")
@@ -98,8 +90,8 @@ def measure(context: Context, options: EachNodeOptions) -> Answers:
 
 
 def _measure_largest_size(
-    context: Context, options: EachNodeOptions, groups: Sequence[Sequence[int]]
-) -> tuple[int, list[GroupResult], dict[str, str]]:
+    context: Context, options: GroupOptions, groups: Sequence[Sequence[int]]
+) -> tuple[int, list[CollectiveResult], dict[str, str]]:
     """The largest size that fits on all ranks, its result for each group, and a mapping: too large size → reason.
 
     The returned values are the same on all ranks. Raises SeatrialError if no size fits.
@@ -127,28 +119,21 @@ _FIX = (
     "nvidia-smi -q -d PERFORMANCE,CLOCK and journalctl -u nvidia-fabricmanager. Compare with a good node."
 )
 
-CHECK = Check(
+CHECK = group_check(
     name="collectives.each_node",
     title="All-reduce within each node",
-    phase=Phase.INTERCONNECT,
-    scope=Scope.CLUSTER,
     declared=(
         allocation_metric("each_node", "size=1GiB"),
-        metric(
-            "busbw.*", unit="GB/s", meaning="bus bandwidth of the all-reduce on one node", speed=True, bound=COLLECTIVE
-        ),
-        metric(
+        bandwidth("busbw.*", meaning="bus bandwidth of the all-reduce on one node"),
+        bandwidth(
             REFERENCE_METRIC,
             (">= 0.90 reference", ">= 0.40 bound"),
             "No data leaves the node in this check, so the cause is inside the node. The slowest node limits every "
             "collective of the cluster.",
             _FIX,
             when="backend == nccl",
-            unit="GB/s",
             warn=">= 0.95 reference",
             reference=f"all_reduce.{REFERENCE_METRIC}",
-            speed=True,
-            bound=COLLECTIVE,
         ),
         metric(
             "node_share",
@@ -166,7 +151,6 @@ CHECK = Check(
     per_node=True,
     operation="all_reduce",
     limit_s=300.0,
-    needs=Needs(min_ranks=2),
-    options=EachNodeOptions,
+    options=GroupOptions,
     skip_if=(SkipIf.ONE_NODE, SkipIf.ONE_RANK_PER_NODE),
 )

@@ -4,23 +4,20 @@ The GPUs of a pair send to and receive from each other at the same time, as in p
 are scheduled in rounds (round robin). In a round every GPU has at most one partner, and all pairs of all nodes run
 concurrently.
 
-A GPU that is slow with every partner is at fault. If two good GPUs are slow with each other, their path is at fault.
-With two GPUs in a node, a slow GPU cannot be located. GPUs are compared only within their node. On PCIe, concurrent
-pairs share links; a slow pair is therefore retried without other pairs of its node, and the rate of the retry replaces
-the first one. The check ``transfer.peers`` measures each direction separately.
+A fault is located as in pairs.py. GPUs are compared only within their node. On PCIe, concurrent pairs share links; a
+slow pair is therefore retried without other pairs of its node, and the rate of the retry replaces the first one. The
+check ``transfer.peers`` measures each direction separately.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from statistics import median
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
-from seatrial.checks.check import Check, Context, Needs, Options, Seconds, SkipIf, facts
+from seatrial.checks.check import Context, Seconds, SkipIf, facts
 from seatrial.checks.declare import (
     Answers,
     Comparison,
@@ -33,20 +30,19 @@ from seatrial.checks.declare import (
     warning,
 )
 from seatrial.checks.fabric import _nccl_log
-from seatrial.checks.fabric._results import transport_text
-from seatrial.checks.fabric._wrong_data import pair_wrong_data, wrong_data_metric
+from seatrial.checks.fabric._results import GroupOptions, bandwidth, group_check, transport_text
+from seatrial.checks.fabric._wrong_data import in_pairs, wrong_data, wrong_data_metric
 from seatrial.discover import gpu
 from seatrial.discover.nvlinks import NVLINK, UNKNOWN_LINK, link_types
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.model import (
-    ByteSize,
     NotApplicable,
-    Phase,
-    Scope,
     format_bytes,
     parse_bytes,
     size_label,
 )
+from seatrial.util.grouping import grouped
+from seatrial.util.text import plural
 
 if TYPE_CHECKING:
     from seatrial.bench.pairs import PairResults, PairTiming
@@ -61,15 +57,13 @@ MIN_SHARE = 0.90
 Partners = dict[int, int]  # rank → its partner; has both ranks of each pair
 
 
-class GpuPairOptions(Options):
-    """Options of collectives.gpu_pairs.
+class GpuPairOptions(GroupOptions):
+    """Options of collectives.gpu_pairs, in addition to those of GroupOptions; ``seconds`` is for each round.
 
-    ``size``: bytes that each GPU sends and receives at a time; the default depends on the device. ``seconds``: maximum
-    timed duration of each round; on a GPU an imprecise median extends this to at most twice. ``retry_slow_pairs``:
-    measure slow pairs again without other pairs; off by default on CPUs, where no rule applies to pairs.
+    ``retry_slow_pairs``: measure slow pairs again without other pairs; off by default on CPUs, where no rule applies to
+    pairs.
     """
 
-    size: ByteSize | None = Field(default=None, ge=4, multiple_of=4)
     seconds: Seconds = 0.4  # 8 windows: a confidence interval needs six
     retry_slow_pairs: bool | None = None
 
@@ -79,21 +73,21 @@ def measure(context: Context, options: GpuPairOptions) -> Answers:
 
     Raises NotApplicable if no node has two ranks, and SeatrialError if the buffers do not fit.
     """
-    from seatrial.bench import collectives, rank, subgroups
+    from seatrial.bench import group, rank, subgroups
 
     ranks_by_node = subgroups.ranks_by_node(context.node)
     node_ranks = ranks_by_node[context.node]
     if max(map(len, ranks_by_node.values())) < 2:
         raise NotApplicable("one GPU per node: no pairs within a node")
-    group_facts, models = collectives.describe_group(), subgroups.gpu_models(node_ranks, context.device)
+    models = subgroups.gpu_models(node_ranks, context.device)
     subjects, nvml_indices = rank.gather(context.subject), rank.gather(context.nvml_index)
     # Connections are read from this byte of the log on. With several nodes, the group of each node is opened below,
     # and NCCL logs its connections then; earlier lines are of other groups. On one node NCCL may reuse connections of
     # earlier checks, so that the whole log is read.
-    log_offset = _nccl_log.log_size(context.device) if len(ranks_by_node) > 1 else 0
+    log_offset = group.nccl_log_size() if len(ranks_by_node) > 1 else 0
     retry = context.on_gpu if options.retry_slow_pairs is None else options.retry_slow_pairs
     all_results = _measure_rounds(context, options, ranks_by_node, subjects, retry=retry)
-    group_facts["transports"] = _nccl_log.connections_by_transport(context.device, log_offset)
+    group_facts = _nccl_log.group_facts(log_offset)
     results = all_results.get(context.node)
     if results and context.rank == node_ranks[0]:
         link = ""
@@ -125,6 +119,7 @@ def _measure_rounds(
     would then differ from the rates of a single node.
     """
     from seatrial.bench import pairs, subgroups
+    from seatrial.hardware.pair_search import round_robin
 
     size = options.size or (GPU_SIZE if context.on_gpu else CPU_SIZE)
     timings: list[PairTiming] = []
@@ -133,7 +128,10 @@ def _measure_rounds(
         measure_pairs = partial(
             pairs.measure_pairs, size=size, device=context.device, seconds=options.seconds, group=group
         )
-        rounds = merge_steps([_rounds(ranks) for ranks in ranks_by_node.values()])
+        rounds = merge_steps(
+            [pairs.partner_map(paired, [(rank,) for rank in ranks]) for paired in round_robin(len(ranks), len(ranks))]
+            for ranks in ranks_by_node.values()
+        )
         for number, partners in enumerate(rounds, 1):
             context.progress(f"round {number} of {len(rounds)}")
             timings += measure_pairs(partners)
@@ -145,20 +143,14 @@ def _measure_rounds(
     return results_by_node(ranks_by_node, subjects, size, timings, retries)
 
 
-def _rounds(ranks: Sequence[int]) -> list[Partners]:
-    """The rounds of one node, in which every pair of its ranks occurs once."""
-    from seatrial.bench import pairs
-    from seatrial.hardware.pair_search import round_robin
-
-    return [pairs.partner_map(paired, [(rank,) for rank in ranks]) for paired in round_robin(len(ranks), len(ranks))]
-
-
 def _retry_steps(results: PairResults) -> list[Partners]:
     """The slow pairs of a node, one per step; empty if no two pairs of the node ever ran concurrently."""
     from seatrial.bench import pairs
 
-    slow_pairs = results.pairs_below_median(MIN_SHARE) if _has_concurrent_pairs(results) else []
-    return [pairs.partner_map([(0, 1)], [results.members[a], results.members[b]]) for a, b in slow_pairs]
+    if not _has_concurrent_pairs(results):
+        return []
+    slow_pairs = results.pairs_below(MIN_SHARE * results.median_best_rate, results.pair_rates)
+    return [pairs.partner_map([pair], results.members) for pair in slow_pairs]
 
 
 def _has_concurrent_pairs(results: PairResults) -> bool:
@@ -168,12 +160,8 @@ def _has_concurrent_pairs(results: PairResults) -> bool:
 
 def merge_steps(steps_by_node: Iterable[Sequence[Partners]]) -> list[Partners]:
     """The first steps of all nodes as one step, then the second steps, and so on."""
-    merged_steps: list[Partners] = []
-    for steps in zip_longest(*steps_by_node, fillvalue=Partners()):
-        merged_steps.append({})
-        for partners in steps:
-            merged_steps[-1] |= partners
-    return merged_steps
+    merged = zip_longest(*steps_by_node, fillvalue=Partners())
+    return [dict(chain.from_iterable(map(dict.items, steps))) for steps in merged]
 
 
 def results_by_node(
@@ -187,14 +175,9 @@ def results_by_node(
     from seatrial.bench.pairs import PairResults
 
     node_of_rank = {rank: node for node, ranks in ranks_by_node.items() for rank in ranks}
-
-    def by_node(timings: Iterable[PairTiming]) -> dict[str, list[PairTiming]]:
-        grouped: dict[str, list[PairTiming]] = {node: [] for node in ranks_by_node}
-        for timing in timings:
-            grouped[node_of_rank[timing.rank]].append(timing)
-        return grouped
-
-    timings_by_node, retries_by_node = by_node(timings), by_node(retries)
+    timings_by_node, retries_by_node = (
+        grouped((node_of_rank[timing.rank], timing) for timing in given) for given in (timings, retries)
+    )
     results: dict[str, PairResults] = {}
     for node, ranks in ranks_by_node.items():
         if len(ranks) > 1:
@@ -202,9 +185,8 @@ def results_by_node(
             # must keep its name
             ordered = sorted(ranks, key=lambda rank: (len(subjects[rank]), subjects[rank]))
             members = {subjects[rank]: (rank,) for rank in ordered}
-            results[node] = PairResults(
-                tuple(timings_by_node[node]), size, members, subjects, tuple(retries_by_node[node])
-            )
+            retries_of_node = tuple(retries_by_node.get(node, ()))
+            results[node] = PairResults(tuple(timings_by_node[node]), size, members, subjects, retries_of_node)
     return results
 
 
@@ -239,7 +221,7 @@ def _answers(node: str, results: PairResults, link: str, *, retry: bool) -> Answ
         yield value(f"busbw.{size_label(results.size)}", results.pair_rates(timings), pair, evidence=of_pair)
         if not reason and (shares := results.pair_shares(timings)):
             yield value("path_share", shares, pair, evidence=of_pair)
-    for rank, rates in results.best_rates_with_retries.items():
+    for rank, rates in results.best_of(results.all_timings).items():
         subject = results.subjects[rank]
         yield value("best_busbw", rates, subject)
         if reason:
@@ -256,8 +238,8 @@ def _answers(node: str, results: PairResults, link: str, *, retry: bool) -> Answ
         yield value("shared_links", fast_in_retry_count, node, evidence=evidence)
     else:
         yield absent("shared_links", "no pair was measured without concurrent pairs, which shows shared links")
-    yield fact("max_locatable_gpus", max_locatable(len(results.members)))
-    yield pair_wrong_data(results, node)
+    yield fact("max_locatable_gpus", results.max_locatable)
+    yield wrong_data(in_pairs(results.all_timings, results.subjects), node)
 
 
 def _pair_subject(a: str, b: str) -> str:
@@ -265,25 +247,16 @@ def _pair_subject(a: str, b: str) -> str:
     return f"{a}->{b.rpartition('/')[2]}"
 
 
-def max_locatable(gpus: int) -> int:
-    """Maximum number of slow GPUs in a node that can all be located: a majority must be good."""
-    return (gpus - 1) // 2 if gpus > 2 else 0
-
-
 def _method_text(transport: str, results: PairResults, node_count: int) -> str:
-    pair_count, rank_count = len(results.by_pair), len(results.members)
-    round_count = rank_count - 1 + rank_count % 2  # of a round robin of all ranks
-    window_counts = sorted({len(timing.seconds) for timing in results.timings})
-    windows = f"{window_counts[0]} to {window_counts[-1]}" if len(window_counts) > 1 else f"{window_counts[0]}"
-    max_located = max_locatable(rank_count)
-    guarantee = f"up to {max_located} slow {'rank is' if max_located == 1 else 'ranks are'} located exactly"
+    rank_count = len(results.members)
+    rounds = plural(rank_count - 1 + rank_count % 2, "round")  # of a round robin of all ranks
+    fewest_windows = min(len(timing.seconds) for timing in results.timings)
     concurrent = f"all pairs of a round on {node_count} nodes" if node_count > 1 else "all pairs of a round"
     return (
-        f"{transport}: {pair_count} {'pair' if pair_count == 1 else 'pairs'} of the {rank_count} ranks of this node in "
-        f"{round_count} {'round' if round_count == 1 else 'rounds'} of a round-robin schedule, {concurrent} "
-        f"concurrently; each rank sends {format_bytes(results.size)} to its partner and receives as much at the same "
-        f"time; GB/s per direction, median of {windows} windows; "
-        f"{guarantee if max_located else 'with two ranks a slow rank cannot be located'}"
+        f"{transport}: {plural(len(results.by_pair), 'pair')} of the {rank_count} ranks of this node in {rounds} of a "
+        f"round-robin schedule, {concurrent} concurrently; each rank sends {format_bytes(results.size)} to its partner "
+        f"and receives as much at the same time; GB/s per direction, median of at least {fewest_windows} windows; at "
+        f"most {plural(results.max_locatable, 'slow rank')} can be located"
     )
 
 
@@ -292,33 +265,25 @@ _LINK_COMMANDS = (
     "(links down, errors, replays); nvidia-smi topo -p2p r; dmesg | grep -E 'Xid.*(74|145)|SXid'"
 )
 
-CHECK = Check(
+CHECK = group_check(
     name="collectives.gpu_pairs",
     title="GPU-to-GPU bandwidth through NCCL within each node",
-    phase=Phase.INTERCONNECT,
-    scope=Scope.CLUSTER,
     declared=(
-        metric(
+        bandwidth(
             f"busbw.{size_label(GPU_SIZE)}",
             (">= 0.90 reference", ">= 0.60 bound"),
             "The pair is slower than the reference value of its GPU model. The slowest link limits every collective.",
             _LINK_COMMANDS,
             when="backend == nccl",
-            unit="GB/s",
             warn=">= 0.95 reference",
             reference=f"gpu_pairs.busbw.{size_label(GPU_SIZE)}",
             reference_optional=True,  # on PCIe the rate also depends on the board
             per="pair",
-            speed=True,
-            bound=COLLECTIVE,
         ),
-        metric(
+        bandwidth(
             "busbw.*",
-            unit="GB/s",
             meaning="bandwidth per direction between two GPUs of a node",
             per="pair",
-            speed=True,
-            bound=COLLECTIVE,
         ),
         metric(
             "gpu_share",
@@ -374,7 +339,6 @@ CHECK = Check(
     operation="send_receive",
     per_node=True,
     limit_s=300.0,
-    needs=Needs(min_ranks=2),
     options=GpuPairOptions,
     skip_if=(SkipIf.ONE_RANK_PER_NODE,),
 )

@@ -18,13 +18,11 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
-from seatrial.checks.check import Check, Context, Needs, Options, Seconds, SkipIf, facts
+from seatrial.checks.check import Context, Seconds, SkipIf, facts
 from seatrial.checks.declare import Answers, fact, metric, value
 from seatrial.checks.fabric import _nccl_log
-from seatrial.checks.fabric._results import transport_text
-from seatrial.checks.fabric._wrong_data import pair_wrong_data, wrong_data_metric
+from seatrial.checks.fabric._results import GroupOptions, group_check, several_nodes, transport_text
+from seatrial.checks.fabric._wrong_data import in_pairs, wrong_data, wrong_data_metric
 from seatrial.hardware.network_time import TcpNetwork
 from seatrial.hardware.pair_rates import (
     CPU_LIMITS,
@@ -36,7 +34,7 @@ from seatrial.hardware.pair_rates import (
     PairStep,
 )
 from seatrial.hardware.pair_search import pair_search
-from seatrial.model import ByteSize, NotApplicable, Phase, Scope, format_bytes, parse_bytes
+from seatrial.model import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from seatrial.bench.pairs import PairTiming
@@ -55,28 +53,17 @@ MAX_RETRANSMITTED = 0.02
 TCP_TIMEOUT_S = 0.2
 
 
-class LocalizationOptions(Options):
-    """Options of collectives.localization.
+class LocalizationOptions(GroupOptions):
+    """Options of collectives.localization: those of GroupOptions; ``seconds`` is for each step."""
 
-    ``size``: bytes that each rank sends at a time; the default depends on the device. ``seconds``: maximum timed
-    duration of a step; on a GPU an imprecise median extends this to at most twice.
-    """
-
-    size: ByteSize | None = Field(default=None, ge=4)
     seconds: Seconds = 0.3
 
 
 def measure(context: Context, options: LocalizationOptions) -> Answers:
-    """Yield the rates of all steps on rank 0, and the number of slow ranks, paths and rails.
+    """Yield the rates of all steps on rank 0, and the number of slow ranks, paths and rails."""
+    from seatrial.bench import pairs, rank, tcp
 
-    Raises NotApplicable on one node.
-    """
-    from seatrial.bench import collectives, pairs, rank, subgroups, tcp
-
-    all_ranks = subgroups.ranks_by_node(context.node)
-    if len(all_ranks) < 2:
-        raise NotApplicable("one node: there are no pairs of nodes")
-    subjects, group_facts = rank.gather(context.subject), collectives.describe_group()
+    all_ranks, subjects = several_nodes(context, "there are no pairs of nodes"), rank.gather(context.subject)
     rail_count = min(map(len, all_ranks.values())) if context.on_gpu else 1
     members = {node: node_ranks[:rail_count] for node, node_ranks in all_ranks.items()}  # node → ranks that send
     subjects_by_node = {node: [subjects[member] for member in node_ranks] for node, node_ranks in members.items()}
@@ -84,13 +71,13 @@ def measure(context: Context, options: LocalizationOptions) -> Answers:
     size = options.size or default_size(context.on_gpu, context.tcp_network)
     rates: list[PairRate] = []
     timings: list[PairTiming] = []
-    conclusion: Conclusion
     # all ranks have the rates of all ranks, so that all choose the same steps
     search = pair_search(list(members), limits)
     step, step_number = next(search), 1
     while True:
         context.progress(f"{step.stage}, step {step_number}: {len(step.pairs)} pairs")
-        partners, receivers = _partners(step, members)
+        partners = pairs.partner_map(step.pairs, members)
+        receivers = {member for _, node in step.pairs for member in members[node]} if step.unidirectional else ()
         sent, sent_again = tcp.segment_counters()
         step_timings = pairs.measure_pairs(partners, size, context.device, options.seconds, receivers=receivers)
         timings += step_timings
@@ -101,12 +88,11 @@ def measure(context: Context, options: LocalizationOptions) -> Answers:
         try:
             step, step_number = search.send(step_rates), step_number + 1
         except StopIteration as search_end:
-            conclusion = search_end.value
+            conclusion: Conclusion = search_end.value
             break
-    group_facts["transports"] = _nccl_log.connections_by_transport(context.device)
+    group_facts = _nccl_log.group_facts()
     if context.rank != 0:
         return
-    results = pairs.PairResults(tuple(timings), size, members, subjects)
     yield from facts({**group_facts, "nodes": len(members), "size": size, "steps": step_number})
     yield fact(RANKS_BY_NODE, subjects_by_node)
     yield fact(PAIR_RATES, [rate.model_dump(mode="json") for rate in rates])
@@ -117,7 +103,7 @@ def measure(context: Context, options: LocalizationOptions) -> Answers:
     }
     for name, parts in slow_parts.items():
         yield value(name, len(parts), evidence=parts)
-    yield pair_wrong_data(results)
+    yield wrong_data(in_pairs(timings, subjects))
     statistic = "median" if context.on_gpu else "fastest"
     yield fact(
         "method",
@@ -135,18 +121,6 @@ def default_size(on_gpu: bool, network: TcpNetwork | None) -> int:
     while network and size > CPU_SIZE and network.operation_s("send_receive", size) > MAX_OPERATION_S:
         size //= 2
     return size
-
-
-def _partners(step: PairStep, members: Mapping[str, Sequence[int]]) -> tuple[dict[int, int], set[int]]:
-    """Two values: rank → its partner in this step, and the ranks that only receive."""
-    partners: dict[int, int] = {}
-    receivers: set[int] = set()
-    for first, second in step.pairs:
-        for sender, receiver in zip(members[first], members[second], strict=True):
-            partners |= {sender: receiver, receiver: sender}
-            if step.unidirectional:
-                receivers.add(receiver)
-    return partners, receivers
 
 
 def _rates(
@@ -185,11 +159,9 @@ def _rates(
     return rates
 
 
-CHECK = Check(
+CHECK = group_check(
     name="collectives.localization",
     title="Search for slow nodes, GPUs, rails and paths",
-    phase=Phase.INTERCONNECT,
-    scope=Scope.CLUSTER,
     declared=(
         metric(
             "slow_ranks",
@@ -213,8 +185,6 @@ CHECK = Check(
         wrong_data_metric("The evidence names sender, receiver, offset and flipped bits."),
     ),
     measure=measure,
-    limit_s=600.0,
-    needs=Needs(min_ranks=2),
     options=LocalizationOptions,
     skip_if=(SkipIf.UNVERIFIED,),
     localizes=True,

@@ -20,10 +20,10 @@ from pydantic import Field
 from seatrial.checks.check import Check, Context, Needs, Options, Seconds, facts
 from seatrial.checks.declare import Answers, Comparison, absent, fact, metric, value, warning
 from seatrial.checks.fabric._nccl_log import NOT_LOGGED, logging_environment
+from seatrial.checks.fabric._results import bandwidth
 from seatrial.checks.fabric._wrong_data import wrong_data_metric
 from seatrial.discover import gpu
 from seatrial.discover.nvlinks import link_types
-from seatrial.hardware.links import COLLECTIVE
 from seatrial.model import (
     CLUSTER,
     ByteSize,
@@ -81,7 +81,7 @@ class NcclSettingsOptions(Options):
     extends this to at most twice. ``limit_s``: time limit of the child processes of a setting.
     """
 
-    size: ByteSize = Field(default=SIZE, ge=4)
+    size: ByteSize = Field(default=SIZE, ge=4, multiple_of=4)
     seconds: Seconds = 0.5
     limit_s: Seconds = 120.0
 
@@ -108,8 +108,6 @@ def measure(context: Context, options: NcclSettingsOptions) -> Answers:
     results: dict[str, Sequence[ChildResult]] = {}  # setting → results of the child processes by rank
     logs: dict[str, list[NcclLog]] = {}  # setting → logs of the child processes by rank
     with ExitStack() as stack:
-        # The processes of all settings start at once, since importing torch takes longer than a measurement. The
-        # settings are then measured one after another
         context.progress("starting")
         started = {name: stack.enter_context(start_setting(name, ranks_by_node, context, options)) for name in settings}
         for children in started.values():
@@ -118,10 +116,11 @@ def measure(context: Context, options: NcclSettingsOptions) -> Answers:
             context.progress(name)
             results[name] = children.results()
             logs[name] = rank.gather(_child_log(results[name][context.rank]))
-    failed: dict[str, str] = {}  # setting → errors of its ranks
-    for name, rank_results in results.items():
-        if errors := [f"rank {number}: {result.error}" for number, result in enumerate(rank_results) if result.error]:
-            failed[name] = and_more(errors, 2, "; ")
+    failed = {
+        name: and_more(errors, 2, "; ")
+        for name, rank_results in results.items()
+        if (errors := [f"rank {number}: {result.error}" for number, result in enumerate(rank_results) if result.error])
+    }
     if context.rank == 0:
         yield from facts(group_facts)
         rank_0_results = {name: results[name][0].value for name in results if name not in failed}
@@ -218,21 +217,20 @@ def _values(
 
     ``results``: setting → the result of bench.nccl_settings on rank 0; ``paths``: setting → path at ``size``.
     """
-    busbw_by_subject: dict[str, dict[str, Sequence[float]]] = {}  # setting → subject → GB/s of every window
+    busbw: dict[tuple[str, str], Sequence[float]] = {}  # (setting, subject) → GB/s of every window
     for name, result in results.items():
-        busbw_by_subject[name] = {CLUSTER: result["busbw"][ALL_RANKS][0]}
-        if PER_NODE in result["busbw"]:
-            busbw_by_subject[name] |= zip(nodes, result["busbw"][PER_NODE], strict=True)
-        for subject, samples in busbw_by_subject[name].items():
-            yield value(f"busbw_{name}.{size_label(size)}", samples, subject)
-    p2p_subjects = nodes if len(nodes) > 1 else [CLUSTER]
-    for name, base_setting, subjects in (("p2p_gain", "no_p2p", p2p_subjects), ("default_vs_ring", "ring", [CLUSTER])):
-        default, base = busbw_by_subject.get("default", {}), busbw_by_subject.get(base_setting, {})
-        for subject in subjects:
-            if subject in default and subject in base:
-                base_median = median(base[subject])
-                evidence = {each: paths[each] for each in ("default", base_setting)}
-                yield value(name, [busbw / base_median for busbw in default[subject]], subject, evidence=evidence)
+        busbw[name, CLUSTER] = result["busbw"][ALL_RANKS][0]
+        busbw |= {
+            (name, node): samples for node, samples in zip(nodes, result["busbw"].get(PER_NODE, ()), strict=False)
+        }
+    for (name, subject), samples in busbw.items():
+        yield value(f"busbw_{name}.{size_label(size)}", samples, subject)
+    p2p_gains = [("p2p_gain", "no_p2p", subject) for subject in (nodes if len(nodes) > 1 else [CLUSTER])]
+    for metric_name, base_setting, subject in (*p2p_gains, ("default_vs_ring", "ring", CLUSTER)):
+        default, base = busbw.get(("default", subject)), busbw.get((base_setting, subject))
+        if default and base:
+            evidence = {each: paths[each] for each in ("default", base_setting)}
+            yield value(metric_name, [each / median(base) for each in default], subject, evidence=evidence)
     yield value("wrong_elements", sum(result["wrong_elements"] for result in results.values()))
 
 
@@ -241,12 +239,14 @@ def _path_facts(
 ) -> Iterator[Fact]:
     """Yield algorithm, protocol, channels and transport by setting and size, and the method."""
     sizes = sorted({timed_size, *UNTIMED_SIZES} - set(too_slow_sizes))
-    path_by_size: dict[str, dict[str, object]] = {name: {} for name in results}  # setting → size → path
-    for name, result in results.items():
-        for size in sizes:
-            no_memory = size in result["not_allocated"]
-            path = "not measured: no memory" if no_memory else path_at_size(logs[name], size)
-            path_by_size[name][size_label(size)] = path
+    no_memory = "not measured: no memory"
+    path_by_size = {  # setting → size → path
+        name: {
+            size_label(size): no_memory if size in result["not_allocated"] else path_at_size(logs[name], size)
+            for size in sizes
+        }
+        for name, result in results.items()
+    }
     yield fact("path_by_size", path_by_size)
     if too_slow_sizes:
         texts = ", ".join(map(format_bytes, too_slow_sizes))
@@ -283,12 +283,9 @@ CHECK = Check(
     scope=Scope.CLUSTER,
     declared=(
         *(
-            metric(
+            bandwidth(
                 f"busbw_{name}.*",
-                unit="GB/s",
                 meaning=f"bus bandwidth of all-reduce, {' '.join(map('='.join, setting.env.items())) or 'defaults'}",
-                speed=True,
-                bound=COLLECTIVE,
             )
             for name, setting in sorted(SETTINGS.items())
         ),

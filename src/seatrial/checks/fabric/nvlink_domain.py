@@ -13,6 +13,7 @@ from seatrial.checks.check import Check, Context, Needs, Options
 from seatrial.checks.declare import Answers, absent, fact, value, warning
 from seatrial.discover import nvml
 from seatrial.model import Phase, Scope
+from seatrial.util.grouping import grouped
 
 MAX_GPUS = 72  # largest NVLink domain: GB200 and GB300 NVL72 (nvidia.com/en-us/data-center/gb200-nvl72)
 
@@ -32,15 +33,12 @@ def compare(domains: Mapping[str, str]) -> Answers:
 
     ``domains``: subject of the GPU → its domain; an empty text if the GPU is in no domain.
     """
-    nodes_by_domain: dict[str, list[str]] = {}
-    domains_by_node: dict[str, set[str]] = {}
-    for subject, domain in domains.items():
-        node = subject.partition("/")[0]
-        domains_by_node.setdefault(node, set()).add(domain)
-        if domain and node not in nodes_by_domain.setdefault(domain, []):
-            nodes_by_domain[domain].append(node)
+    # a dict of domains and nodes: each pair once
+    pairs = dict.fromkeys((domain, subject.partition("/")[0]) for subject, domain in domains.items())
+    nodes_by_domain = grouped(pair for pair in pairs if pair[0])
+    domains_by_node = grouped((node, domain) for domain, node in pairs)
     without_domain = [subject for subject, domain in domains.items() if not domain]
-    split_nodes = [node for node, node_domains in domains_by_node.items() if len(node_domains - {""}) > 1]
+    split_nodes = [node for node, node_domains in domains_by_node.items() if len({*node_domains} - {""}) > 1]
     # The rules apply if a domain spans nodes. GPUs in no domain (HGX boards) or in domains of one node have no NVLink
     # between nodes. On a trial of a single node, the rules check whether its GPUs are in one domain.
     spans_nodes = any(len(nodes) > 1 for nodes in nodes_by_domain.values())

@@ -11,7 +11,7 @@ from __future__ import annotations
 from seatrial.checks.check import Check, Context, Options, facts
 from seatrial.checks.declare import Answers, fact, metric, value
 from seatrial.checks.fabric._results import transport_text
-from seatrial.checks.fabric._wrong_data import group_wrong_data
+from seatrial.checks.fabric._wrong_data import in_groups, wrong_data
 from seatrial.model import Phase, Scope
 
 SIZE = 1024  # bytes; the time of this small size is a latency
@@ -34,7 +34,7 @@ def measure(context: Context, _options: Options) -> Answers:
         f"{context.world_size} ranks concurrently; median of {len(times_us)} windows",
     )
     yield value("latency.1KiB", times_us)
-    yield group_wrong_data({context.subject: result})
+    yield wrong_data(in_groups({context.subject: result}))
 
 
 CHECK = Check(

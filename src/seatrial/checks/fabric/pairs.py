@@ -16,32 +16,28 @@ The rounds are those of a round robin. If they do not cover all pairs and the sw
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.check import Check, Context, Needs, Options, Seconds, SkipIf, facts
+from seatrial.checks.check import Context, Seconds, SkipIf, facts
 from seatrial.checks.declare import Answers, Comparison, FindingTemplate, fact, metric, value, warning
 from seatrial.checks.fabric import _nccl_log
-from seatrial.checks.fabric._results import transport_text
-from seatrial.checks.fabric._wrong_data import pair_wrong_data, wrong_data_metric
-from seatrial.hardware.links import COLLECTIVE
+from seatrial.checks.fabric._results import GroupOptions, bandwidth, group_check, several_nodes, transport_text
+from seatrial.checks.fabric._wrong_data import in_pairs, wrong_data, wrong_data_metric
 from seatrial.model import (
-    ByteSize,
     Fact,
-    NotApplicable,
-    Phase,
-    Scope,
     SeatrialError,
     Topology,
     format_bytes,
     parse_bytes,
 )
 from seatrial.model.topology import switch_path
+from seatrial.util.text import plural
 
 if TYPE_CHECKING:
     from seatrial.bench.pairs import PairResults, PairTiming
@@ -56,32 +52,26 @@ MAX_RETRIES = 4  # slow paths to retry; each takes as long as a round
 MIN_SHARE = 0.90
 
 
-class PairOptions(Options):
-    """Options of collectives.pairs.
+class PairOptions(GroupOptions):
+    """Options of collectives.pairs, in addition to those of GroupOptions.
 
     ``rounds``: number of rounds; by default as many as cover all pairs on up to 8 nodes, and 4 on more nodes.
-    ``seconds``: maximum timed duration of a round; on a GPU an imprecise median extends this to at most twice.
-    ``size``: bytes that each rank sends and receives at a time; the default depends on the device. ``max_retries``:
-    maximum number of slow paths that are measured again without concurrent pairs; 0 by default on CPUs, where no rule
-    applies to paths.
+    ``max_retries``: maximum number of slow paths that are measured again without concurrent pairs; 0 by default on
+    CPUs, where no rule applies to paths. ``seconds`` is for each round.
     """
 
     rounds: int | None = Field(default=None, ge=1)
     max_retries: int | None = Field(default=None, ge=0)
-    size: ByteSize | None = Field(default=None, ge=4)
     seconds: Seconds = 0.2
 
 
 def measure(context: Context, options: PairOptions) -> Answers:
-    """Yield the cluster's metrics on rank 0. Raises NotApplicable on a single node."""
-    from seatrial.bench import collectives, pairs, rank, subgroups
+    """Yield the cluster's metrics on rank 0."""
+    from seatrial.bench import pairs, rank
     from seatrial.hardware.pair_search import round_robin
 
-    ranks_by_node = subgroups.ranks_by_node(context.node)
-    node_count = len(ranks_by_node)
-    if node_count < 2:
-        raise NotApplicable("one node: no pairs of nodes")
-    subjects, group_facts = rank.gather(context.subject), collectives.describe_group()
+    ranks_by_node = several_nodes(context, "no pairs of nodes")
+    node_count, subjects = len(ranks_by_node), rank.gather(context.subject)
     size = options.size or (GPU_SIZE if context.on_gpu else CPU_SIZE)
     max_rounds = options.rounds or (node_count if node_count <= MAX_NODES_ALL_PAIRS else MAX_ROUNDS)
     switches_by_node = _switches_by_node(context, list(ranks_by_node))
@@ -91,22 +81,23 @@ def measure(context: Context, options: PairOptions) -> Answers:
         rounds = pairs.rounds_by_group(leaf_switches, max_rounds)
     else:
         rounds = round_robin(node_count, max_rounds)
+    measure_pairs = partial(pairs.measure_pairs, size=size, device=context.device, seconds=options.seconds)
+    members = list(ranks_by_node.values())
     timings: list[PairTiming] = []
     retries: list[PairTiming] = []
     for number, paired in enumerate(rounds, 1):
         context.progress(f"round {number} of {len(rounds)}")
-        partners = pairs.partner_map(paired, list(ranks_by_node.values()))
-        timings += pairs.measure_pairs(partners, size, context.device, options.seconds)
-    results = pairs.PairResults(tuple(timings), size, ranks_by_node, tuple(subjects))
+        timings += measure_pairs(pairs.partner_map(paired, members))
+    results = pairs.PairResults(tuple(timings), size, ranks_by_node, subjects)
     max_retries = (MAX_RETRIES if context.on_gpu else 0) if options.max_retries is None else options.max_retries
-    for a, b in results.pairs_below_best(MIN_SHARE)[:max_retries]:  # equal on all ranks, as each has all timings
+    slow_pairs = results.pairs_below(MIN_SHARE, results.pair_shares)  # equal on all ranks, as each has all timings
+    for a, b in slow_pairs[:max_retries]:
         context.progress(f"retry {a}->{b}")
-        partners = pairs.partner_map([(0, 1)], [ranks_by_node[a], ranks_by_node[b]])
-        retries += pairs.measure_pairs(partners, size, context.device, options.seconds)
-    group_facts["transports"] = _nccl_log.connections_by_transport(context.device)
+        retries += measure_pairs(pairs.partner_map([(a, b)], ranks_by_node))
+    group_facts = _nccl_log.group_facts()
     if context.rank == 0:
         yield from facts({**group_facts, "nodes": node_count, "size": size, "rounds": len(rounds)})
-        results = pairs.PairResults(tuple(timings), size, ranks_by_node, tuple(subjects), tuple(retries))
+        results = replace(results, retries=tuple(retries))
         if context.topology:
             yield _pairs_by_switch(results, switches_by_node, context.topology)
         yield from _answers(results, len(rounds), transport_text(group_facts), switches_by_node)
@@ -145,13 +136,11 @@ def _answers(
 
     Evidence: the rates of pairs that were retried, and the switches between the nodes of slow pairs if these are known.
     """
-    node_count = len(results.members)
-    partner_counts = Counter(chain.from_iterable(results.by_pair))  # node → number of its partners
-    max_located = _max_locatable(node_count, min(partner_counts[node] for node in results.members))
+    node_count, max_located = len(results.members), results.max_locatable
     yield from facts({"comparable": "yes" if node_count > 2 else "no", "max_locatable_nodes": max_located})
     yield fact("pair_matrix", {"nodes": [*results.members], "gb_s": results.rate_matrix(results.by_pair)})
     slow_paths: dict[str, str] = {}  # pair → the switches between its nodes
-    for a, b in results.pairs_below_best(MIN_SHARE) if switches_by_node else ():
+    for a, b in results.pairs_below(MIN_SHARE, results.pair_shares) if switches_by_node else ():
         slow_paths[f"{a}->{b}"] = " – ".join(switch_path(switches_by_node[a], switches_by_node[b])) or "unknown"
     retried = {f"{a}->{b}": rates for (a, b), rates in results.retry_rates().items()}
     for (a, b), timings in results.by_pair.items():
@@ -168,8 +157,8 @@ def _answers(
     # No shares: every rank of the pair received wrong data
     fast_in_retry_count = sum(bool(shares) and median(shares) >= MIN_SHARE for shares in shares_in_retry)
     yield value("shared_paths", fast_in_retry_count, evidence={"slow_paths": slow_paths, "single_pair": retried})
-    yield pair_wrong_data(results)
-    guarantee = f"up to {max_located} bad {'node is' if max_located == 1 else 'nodes are'} located exactly"
+    yield wrong_data(in_pairs(results.all_timings, results.subjects))
+    guarantee = f"at most {plural(max_located, 'bad node')} can be located"
     if node_count == 2:
         guarantee = "with two nodes a slow node cannot be distinguished from the other or from the path"
     yield fact(
@@ -180,46 +169,30 @@ def _answers(
     )
 
 
-def _max_locatable(node_count: int, min_partners: int) -> int:
-    """Maximum number of bad nodes that can all be located, if each node has at least ``min_partners`` partners.
-
-    Up to this number every good node has a good partner, and a majority of nodes is good.
-    """
-    return max(0, min(min_partners - 1, (node_count - 1) // 2))
-
-
 _FIX = (
     "On that node run ibstat and mlxlink -d DEVICE (rate, width, errors); lspci -vv -s ADDRESS | grep LnkSta (speed "
     "and width of the NIC's slot) and nvidia-smi topo -m (GPU and NIC should share a switch). Compare with a good node."
 )
 _WHEN = "backend == nccl and comparable == yes"
 
-CHECK = Check(
+CHECK = group_check(
     name="collectives.pairs",
     title="Node-to-node bandwidth in pairs",
-    phase=Phase.INTERCONNECT,
-    scope=Scope.CLUSTER,
     declared=(
-        metric(
+        bandwidth(
             "pair_busbw",
-            unit="GB/s",
             meaning="bandwidth per rank and direction between two nodes",
-            speed=True,
-            bound=COLLECTIVE,
         ),
-        metric(
+        bandwidth(
             "best_busbw",
             ">= 0.90 reference",
             "Bandwidth of this GPU with its fastest partner is far below the rate of its ports.",
             _FIX,
             warn=">= 0.95 reference",
             when="backend == nccl and size is the default",
-            unit="GB/s",
             reference="pairs.busbw.256MiB",
             reference_optional=True,
             per="rank",
-            speed=True,
-            bound=COLLECTIVE,
         ),
         metric(
             "gpu_share",
@@ -263,8 +236,6 @@ CHECK = Check(
         wrong_data_metric("The evidence names sender, receiver, offset and flipped bits; a rank in all is at fault."),
     ),
     measure=measure,
-    limit_s=600.0,
-    needs=Needs(min_ranks=2),
     options=PairOptions,
     skip_if=(SkipIf.ONE_NODE,),
 )

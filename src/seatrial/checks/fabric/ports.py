@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial, reduce
+from operator import or_
 from typing import TYPE_CHECKING
 
 from seatrial.checks.cause import Cause
@@ -19,6 +21,7 @@ from seatrial.checks.check import Check, Context, Options, SkipIf, facts
 from seatrial.checks.declare import Answers, FindingTemplate, absent, fact, metric, rule, value, warning
 from seatrial.checks.fabric._compute_ports import ComputePorts, NodePorts, read_node_ports, select_compute_ports
 from seatrial.model import PORTS_USED, Outcome, Phase, Scope
+from seatrial.util.grouping import grouped
 
 if TYPE_CHECKING:
     from seatrial.discover.rdma_ports import PortDetails
@@ -35,8 +38,7 @@ def measure(context: Context, options: Options) -> Answers:
     context.progress("reading RDMA ports")
     by_node = dict(zip(participants.names, participants.run_on_all(lambda: read_node_ports(context.root)), strict=True))
     if participants.index >= 0:  # this rank has read the ports of its node
-        node_ports = by_node[participants.names[participants.index]].ports
-        yield fact("ports", [port.model_dump(mode="json") for port in node_ports])
+        yield fact("ports", [port.model_dump(mode="json") for port in by_node[context.node].ports])
     compute = select_compute_ports(by_node)
     if context.rank == 0:
         yield from compare_ports(compute, by_node)
@@ -78,9 +80,7 @@ def _states(compute: ComputePorts) -> Answers:
     """Yield the number of active, missing and unreadable ports of each node, and the number of NIC models."""
     # node → NIC model → number of the model's ports; the model is the first part of a port's kind
     counts_by_node = {node: Counter(port.kind[0] for port in ports) for node, ports in compute.by_node.items()}
-    max_counts: Counter[str] = Counter()  # NIC model → largest number of its ports on one node
-    for counts in counts_by_node.values():
-        max_counts |= counts
+    max_counts = reduce(or_, counts_by_node.values())  # NIC model → largest number of its ports on one node
     for node, ports in compute.by_node.items():
         active = sum(port.is_active for port in ports)
         yield value("active_ports", active, node, evidence={"ports": {port.name: _state(port) for port in ports}})
@@ -107,22 +107,16 @@ def _rates(compute: ComputePorts) -> Answers:
     any_active = any(port.rate_gbps for _, port in compute)
     if not any_active:
         yield absent(("rate_vs_nodes", "rate_vs_node_ports"), "no compute port is ACTIVE")
-    best_rate_by_name: dict[str, float] = {}
-    best_rate_by_node: dict[str, float] = {}
-    for node, port in compute:
-        best_rate_by_name[port.name] = max(best_rate_by_name.get(port.name, 0.0), port.rate_gbps or 0.0)
-        best_rate_by_node[node] = max(best_rate_by_node.get(node, 0.0), port.rate_gbps or 0.0)
+    rates_by_name = grouped((port.name, port.rate_gbps or 0.0) for _, port in compute)
+    rates_by_node = grouped((node, port.rate_gbps or 0.0) for node, port in compute)
     for node, port in compute:
         subject, rate = f"{node}/{port.name}", port.rate_gbps
         if rate is None:  # counted by ports_unreadable
             continue
         yield value("port_rate", rate, subject)
-        for name, best in (
-            ("rate_vs_nodes", best_rate_by_name[port.name]),
-            ("rate_vs_node_ports", best_rate_by_node[node]),
-        ):
+        for name, rates in (("rate_vs_nodes", rates_by_name[port.name]), ("rate_vs_node_ports", rates_by_node[node])):
             if any_active:
-                yield value(name, rate / best if best else 0.0, subject, evidence=_state(port))
+                yield value(name, rate / max(rates) if any(rates) else 0.0, subject, evidence=_state(port))
         if rate and port.capability_gbps:
             yield value("rate_vs_maximum", 100 * rate / port.capability_gbps, subject)
         if rate and port.pci_gbps:
@@ -138,21 +132,15 @@ def _rates(compute: ComputePorts) -> Answers:
 
 def _setting_differences(compute: ComputePorts) -> Answers:
     """Yield for each port the number of settings (MTU, firmware) that differ from most ports of its kind."""
-    differences: dict[str, dict[str, str]] = {}
-    for kind in dict.fromkeys(port.kind for _, port in compute):
-        ports_of_kind = {f"{node}/{port.name}": port for node, port in compute if port.kind == kind}
+    differences: dict[str, dict[str, str]] = {f"{node}/{port.name}": {} for node, port in compute}
+    for ports in grouped((port.kind, (f"{node}/{port.name}", port)) for node, port in compute).values():
         for name in ("mtu", "active_mtu", "firmware"):
-            values = {subject: getattr(port, name) for subject, port in ports_of_kind.items()}
-            readable = {subject: setting for subject, setting in values.items() if setting is not None}
-            if readable:
-                common, count = Counter(readable.values()).most_common(1)[0]
-                text = f"{count} of {len(readable)} ports have {common}"
-                for subject, setting in readable.items():
-                    if setting != common:
-                        differences.setdefault(subject, {})[name] = f"{setting}; {text}"
-    for node, port in compute:
-        subject = f"{node}/{port.name}"
-        differing = differences.get(subject, {})
+            settings = {subject: getattr(port, name) for subject, port in ports if getattr(port, name) is not None}
+            common, count = next(iter(Counter(settings.values()).most_common(1)), (None, 0))
+            for subject, setting in settings.items():
+                if setting != common:
+                    differences[subject][name] = f"{setting}; {count} of {len(settings)} ports have {common}"
+    for subject, differing in differences.items():
         yield value("settings_differing", len(differing), subject, evidence=differing)
 
 
@@ -279,25 +267,24 @@ _DECLARED = (
         ),
     ),
 )
+_check = partial(
+    Check,
+    phase=Phase.ENVIRONMENT,
+    declared=_DECLARED,
+    skip_if=(SkipIf.UNVERIFIED,),  # the record cannot show that there is no compute port
+    limit_s=60,
+)
 CHECKS = (
-    Check(
+    _check(
         name="fabric.ports",
         title="RDMA ports compared with each other and with their capabilities",
-        phase=Phase.ENVIRONMENT,
         scope=Scope.CLUSTER,
-        declared=_DECLARED,
         measure=measure,
-        skip_if=(SkipIf.UNVERIFIED,),  # the record cannot show that there is no compute port
-        limit_s=60,
     ),
-    Check(
+    _check(
         name="fabric.node_ports",
         title="RDMA ports of one node compared with each other",
-        phase=Phase.ENVIRONMENT,
         scope=Scope.NODE,
-        declared=_DECLARED,
         measure=measure_node,
-        skip_if=(SkipIf.UNVERIFIED,),
-        limit_s=60,
     ),
 )

@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from seatrial.checks.cause import Cause
-from seatrial.checks.check import Check, Context, Needs, SkipIf, facts
+from seatrial.checks.check import Context, SkipIf, facts
 from seatrial.checks.declare import Answers, Comparison, absent, fact, metric, value
 from seatrial.checks.fabric import _nccl_log
-from seatrial.checks.fabric._results import GroupOptions, transport_text
-from seatrial.checks.fabric._wrong_data import group_wrong_data, wrong_data_metric
-from seatrial.hardware.links import COLLECTIVE
-from seatrial.model import CLUSTER, NotApplicable, Phase, Scope, Series, format_bytes, parse_bytes
+from seatrial.checks.fabric._results import GroupOptions, bandwidth, group_check, several_nodes, transport_text
+from seatrial.checks.fabric._wrong_data import in_groups, wrong_data, wrong_data_metric
+from seatrial.model import CLUSTER, Series, format_bytes, parse_bytes
 
 # GPU_SIZE takes about 10 ms at the 50 GB/s of a 400 Gb/s NIC. CPU_SIZE is for CPU-only runs.
 GPU_SIZE, CPU_SIZE = parse_bytes("256MiB"), parse_bytes("1MiB")
@@ -23,28 +22,22 @@ MIN_COMPARABLE_RAILS = 3  # with two rails, either may be the slow one
 
 
 def measure(context: Context, options: GroupOptions) -> Answers:
-    """Yield on rank 0 the busbw (GB/s) of every rail, and its ratio to the median of the rails.
+    """Yield on rank 0 the busbw (GB/s) of every rail, and its ratio to the median of the rails."""
+    from seatrial.bench import subgroups
 
-    Raises NotApplicable on a single node.
-    """
-    from seatrial.bench import collectives, subgroups
-
-    nodes = subgroups.ranks_by_node(context.node)
-    if len(nodes) < 2:
-        raise NotApplicable("one node: rails connect several nodes")
-    group_facts = collectives.describe_group()
+    nodes = several_nodes(context, "rails connect several nodes")
     size = options.size or (GPU_SIZE if context.on_gpu else CPU_SIZE)
     rails = group_by_rail(nodes)
     context.progress(f"{len(rails)} rails concurrently, {format_bytes(size)}")
     results = subgroups.measure_all_reduce(rails, size, context.device, options.seconds)
-    group_facts["transports"] = _nccl_log.connections_by_transport(context.device)
+    group_facts = _nccl_log.group_facts()
     if context.rank != 0:
         return
     yield from facts({**group_facts, "nodes": len(nodes), "size": size})
     comparable = len(rails) >= MIN_COMPARABLE_RAILS
     if not comparable:
         yield absent("rail_share", f"a comparison needs {MIN_COMPARABLE_RAILS} rails, this trial has {len(rails)}")
-    busbw_by_rail = [result.busbw(size) for result in results]
+    busbw_by_rail = [result.busbw for result in results]
     rail_medians = tuple(map(median, busbw_by_rail))
     overall_median = median(rail_medians)
     for number, samples in enumerate(busbw_by_rail):
@@ -53,7 +46,7 @@ def measure(context: Context, options: GroupOptions) -> Answers:
             yield value("rail_share", [busbw / overall_median for busbw in samples], f"rail{number}")
     x = tuple(map(float, range(len(rails))))
     yield Series(name="rail_busbw", subject=CLUSTER, x=x, y=rail_medians, x_unit="rail", y_unit="GB/s")
-    yield group_wrong_data({f"rail{number}": result for number, result in enumerate(results)})
+    yield wrong_data(in_groups({f"rail{number}": result for number, result in enumerate(results)}))
     yield fact(
         "method",
         f"{transport_text(group_facts)}: all-reduce of {format_bytes(size)} on {len(rails)} rails concurrently, "
@@ -74,25 +67,20 @@ _FIX = (
     "Run collectives.pairs to locate a slow node. If no node is slow, compare the ports and cables of the rail's NICs "
     "on all nodes, then check its switches for ports and uplinks that are down; ibdiagnet checks the whole fabric."
 )
-CHECK = Check(
+CHECK = group_check(
     name="collectives.rails",
     title="Bandwidth of each network rail",
-    phase=Phase.INTERCONNECT,
-    scope=Scope.CLUSTER,
     declared=(
-        metric(
+        bandwidth(
             "rail_busbw",
             ">= 0.90 reference",
             "The bus bandwidth of all-reduce over this rail (one GPU per node) is far below the rate of its ports.",
             _FIX,
             warn=">= 0.95 reference",
             when="backend == nccl and size is the default",
-            unit="GB/s",
             reference="rails.busbw.256MiB",
             reference_optional=True,
             per="rail",
-            speed=True,
-            bound=COLLECTIVE,
         ),
         metric(
             "rail_share",
@@ -117,8 +105,6 @@ CHECK = Check(
         ),
     ),
     measure=measure,
-    limit_s=600.0,
-    needs=Needs(min_ranks=2),
     options=GroupOptions,
     skip_if=(SkipIf.ONE_NODE,),
 )

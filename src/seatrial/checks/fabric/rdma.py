@@ -33,16 +33,16 @@ _LIMITS = data_files.read("perftest.yaml")
 
 @dataclass(frozen=True)
 class NodeTools:
-    """perftest on one node. ``missing``: tools that are not installed. ``problem``: why installed tools do not work.
+    """perftest on one node. ``problem``: why it cannot be used; ``is_missing``: since a tool is not installed.
 
     ``cuda_options``: options that make ib_write_bw use GPU memory. ``no_gpu_memory``: why GPU memory cannot be used.
     """
 
-    missing: tuple[str, ...]
     version: str | None = None
     cuda_options: tuple[str, ...] = ()
     no_gpu_memory: str = ""
     problem: str = ""
+    is_missing: bool = False
 
 
 def measure(context: Context, options: RdmaOptions) -> Answers:
@@ -57,20 +57,13 @@ def measure(context: Context, options: RdmaOptions) -> Answers:
     participants = one_rank_per_node.select_participants(context.node)
     if not participants.several_nodes:
         raise NotApplicable("one node: no pairs of nodes")
-    ports_and_tools = participants.run_on_all(
-        lambda: (read_node_ports(context.root), read_tools(context)),
-        3 * TOOL_TIMEOUT_S,  # for two commands and the ports
-    )
-    nodes: dict[str, NodePorts] = {}
-    tools: dict[str, NodeTools] = {}
-    for node, (node_ports, node_tools) in zip(participants.names, ports_and_tools, strict=True):
-        nodes[node], tools[node] = node_ports, node_tools
+    names = participants.names
+    nodes = dict(zip(names, participants.run_on_all(lambda: read_node_ports(context.root)), strict=True))
+    two_commands_s = 3 * TOOL_TIMEOUT_S
+    tools = dict(zip(names, participants.run_on_all(lambda: read_tools(context), two_commands_s), strict=True))
     ports, unusable = usable_ports(nodes, tools)
     usable_nodes = [node for node in ports if node not in unusable]
-    cuda_options: tuple[str, ...] = ()
-    no_gpu_memory = "this trial has no GPU"
-    if context.on_gpu:
-        cuda_options, no_gpu_memory = gpu_memory_options(tools, usable_nodes, options)
+    cuda_options, no_gpu_memory = gpu_memory_options(tools, usable_nodes, options, on_gpu=context.on_gpu)
     memory = f"host: {no_gpu_memory}" if no_gpu_memory else "GPU"
     places = rank.gather(rank_place(context))
     if context.rank == 0:
@@ -94,27 +87,26 @@ def read_tools(context: Context) -> NodeTools:
     """perftest on this node, from its output for ``--version`` and ``--help``. Raises OSError."""
     from seatrial.discover import fabric, perftest
 
-    missing = tuple(tool for tool in (perftest.BANDWIDTH_TOOL, perftest.LATENCY_TOOL) if not shutil.which(tool))
+    missing = [tool for tool in (perftest.BANDWIDTH_TOOL, perftest.LATENCY_TOOL) if not shutil.which(tool)]
     if missing:
-        return NodeTools(missing)
+        return NodeTools(problem=f"not installed: {', '.join(missing)}", is_missing=True)
     outputs = []
     for option in ("--version", "--help"):  # each exits with 0 or 1, depending on the version of perftest
         result = processes.run_command([perftest.BANDWIDTH_TOOL, option], TOOL_TIMEOUT_S)
         if result.code is None:
-            problem = f"{perftest.BANDWIDTH_TOOL} {option} did not end within {TOOL_TIMEOUT_S:g} s"
-            return NodeTools((), problem=problem)
+            return NodeTools(problem=f"{perftest.BANDWIDTH_TOOL} {option} did not end within {TOOL_TIMEOUT_S:g} s")
         outputs.append(result.out + result.err)
     version, usage = perftest.parse_version(outputs[0]), outputs[1]
     if version is None:
-        problem = f"{perftest.BANDWIDTH_TOOL} --version printed no version: {outputs[0].strip()[:200] or 'no output'}"
-        return NodeTools((), problem=problem)
+        printed = outputs[0].strip()[:200] or "no output"
+        return NodeTools(problem=f"{perftest.BANDWIDTH_TOOL} --version printed no version: {printed}")
     if "--use_cuda=" not in usage:
-        return NodeTools((), version, (), "perftest is not built for CUDA")
+        return NodeTools(version, no_gpu_memory="perftest is not built for CUDA")
     if fabric.read_rdma(context.root).peermem:
-        return NodeTools((), version, ("--use_cuda",))
+        return NodeTools(version, ("--use_cuda",))
     if "--use_cuda_dmabuf" in usage:
-        return NodeTools((), version, ("--use_cuda", "--use_cuda_dmabuf"))
-    return NodeTools((), version, (), "nvidia_peermem is not loaded, and perftest has no --use_cuda_dmabuf")
+        return NodeTools(version, ("--use_cuda", "--use_cuda_dmabuf"))
+    return NodeTools(version, no_gpu_memory="nvidia_peermem is not loaded, and perftest has no --use_cuda_dmabuf")
 
 
 def usable_ports(
@@ -135,15 +127,9 @@ def usable_ports(
     if len(unusable) == len(nodes):
         reasons_by_node = "; ".join(f"{node}: {reason}" for node, reason in unusable.items())
         raise NotApplicable(f"no RDMA port that can be used: {reasons_by_node}")
-    without_tools = {
-        node: f"not installed: {', '.join(node_tools.missing)}"
-        for node, node_tools in tools.items()
-        if node_tools.missing
-    }
-    if len(without_tools) == len(nodes):
+    if all(node_tools.is_missing for node_tools in tools.values()):
         raise NotApplicable("perftest (ib_write_bw, ib_write_lat) is not installed on any node")
-    problems = {node: node_tools.problem for node, node_tools in tools.items() if node_tools.problem}
-    return ports, {**unusable, **without_tools, **problems}
+    return ports, unusable | {node: node_tools.problem for node, node_tools in tools.items() if node_tools.problem}
 
 
 def _unusable_reason(port: PortDetails, gid_index: int | None) -> str:
@@ -162,14 +148,14 @@ def _unusable_reason(port: PortDetails, gid_index: int | None) -> str:
 
 
 def gpu_memory_options(
-    tools: Mapping[str, NodeTools], usable_nodes: Sequence[str], options: RdmaOptions
+    tools: Mapping[str, NodeTools], usable_nodes: Sequence[str], options: RdmaOptions, *, on_gpu: bool
 ) -> tuple[tuple[str, ...], str]:
     """Two values: the options of ib_write_bw for GPU memory, and the reason if GPU memory cannot be used, else "".
 
     All nodes get the same options: if one node needs --use_cuda_dmabuf, all nodes get this option.
     """
-    if not options.gpu_memory:
-        return (), "the option gpu_memory is false"
+    if not on_gpu or not options.gpu_memory:
+        return (), "the option gpu_memory is false" if on_gpu else "this trial has no GPU"
     for node in usable_nodes:
         if reason := tools[node].no_gpu_memory:
             return (), f"{node}: {reason}"

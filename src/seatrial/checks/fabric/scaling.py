@@ -17,21 +17,15 @@ from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING
 
-from pydantic import JsonValue
-
-from seatrial.checks.check import Check, Context, Needs, SkipIf, facts, ratios
+from seatrial.checks.check import Context, SkipIf, facts, ratios
 from seatrial.checks.declare import Answers, NoValue, Value, absent, fact, metric, value
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._forced_ring import run_rings
-from seatrial.checks.fabric._results import GroupOptions, transport_text
-from seatrial.checks.fabric._wrong_data import wrong_data, wrong_data_metric
+from seatrial.checks.fabric._results import GroupOptions, bandwidth, group_check, several_nodes, transport_text
+from seatrial.checks.fabric._wrong_data import in_groups, in_pairs, wrong_data, wrong_data_metric
 from seatrial.hardware import networks
-from seatrial.hardware.links import COLLECTIVE
 from seatrial.model import (
     CLUSTER,
-    NotApplicable,
-    Phase,
-    Scope,
     SeatrialError,
     Series,
     format_bytes,
@@ -39,9 +33,7 @@ from seatrial.model import (
 )
 
 if TYPE_CHECKING:
-    from seatrial.bench.data_check import Mismatch
-    from seatrial.bench.pairs import PairTiming
-    from seatrial.bench.subgroups import GroupResult
+    from seatrial.bench.collectives import CollectiveResult
 
 # The buffer on GPUs grows by BYTES_PER_RANK with each rank, between GPU_SIZE and MAX_GPU_SIZE: 1 GiB saturates the
 # links of a few nodes; on many nodes, each step of a ring must carry enough. NCCL reached 219 GB/s with 1 GiB and 406
@@ -72,35 +64,35 @@ def measure(context: Context, options: GroupOptions) -> Answers:
 
     Raises NotApplicable on a single node, and SeatrialError if the child processes with NCCL_ALGO=Ring fail.
     """
-    from seatrial.bench import collectives, pairs, subgroups
+    from seatrial.bench import pairs, subgroups
 
-    ranks_by_node = subgroups.ranks_by_node(context.node)
-    node_count = len(ranks_by_node)
-    if node_count < 2:
-        raise NotApplicable("one node: scaling needs at least two")
-    group_facts, members = collectives.describe_group(), list(ranks_by_node.values())
+    ranks_by_node = several_nodes(context, "scaling needs at least two")
+    node_count, members = len(ranks_by_node), list(ranks_by_node.values())
     size = options.size or (gpu_size(context.world_size) if context.on_gpu else CPU_SIZE)
-    results: dict[int, GroupResult] = {}  # number of nodes → result
+    results: dict[int, CollectiveResult] = {}  # number of nodes → result
     for count, ranks in ranks_by_node_count(members).items():
         context.progress(_nodes_label(count))
         (results[count],) = subgroups.measure_all_reduce([ranks], size, context.device, options.seconds)
     context.progress("NICs of two nodes")
     pair_size, partners = min(size, PAIR_SIZE), pairs.partner_map([(0, 1)], members)
     pair_timings = pairs.measure_pairs(partners, pair_size, context.device, options.seconds)
-    transports = group_facts["transports"] = _nccl_log.connections_by_transport(context.device)
+    group_facts = _nccl_log.group_facts()
     ring_busbw: dict[str, Sequence[float]] = {}
     if context.on_gpu and node_count > 2:
         context.progress("NCCL_ALGO=Ring")
         ring_busbw = _measure_rings(members, size, context, options.seconds)
     if context.rank == 0:
         yield from facts({**group_facts, "nodes": node_count, "size": size, "node_order": list(ranks_by_node)})
-        yield from _by_node_count(results, size)
-        network_busbw = _network_busbw([timing for timing in pair_timings if timing.rank in members[0]], pair_size)
-        yield from _efficiencies(results, size, network_busbw, ring_busbw, transports)
+        yield from _by_node_count(results)
+        of_first_node = (timing.seconds for timing in pair_timings if timing.rank in members[0])
+        rates = ([pair_size / seconds / 1e9 for seconds in windows] for windows in of_first_node)
+        network_busbw = [sum(window) for window in zip(*rates, strict=True)]
+        yield from _efficiencies(results, network_busbw, ring_busbw, group_facts["transports"])
         if node_count == 2:
             yield absent("ring_efficiency", "there are only 2 nodes")
-        yield wrong_data(_located_mismatches(results, pair_timings))
-        rank_counts = ", ".join(f"{len(result.ranks)} on {_nodes_label(count)}" for count, result in results.items())
+        groups = {_nodes_label(count): result for count, result in results.items()}
+        yield wrong_data([*in_groups(groups), *in_pairs(pair_timings, range(context.world_size))])
+        rank_counts = ", ".join(f"{result.timings.rank_count} on {label}" for label, result in groups.items())
         yield fact(
             "method",
             f"{transport_text(group_facts)}: all-reduce of {format_bytes(size)} over the first nodes in rank "
@@ -127,11 +119,11 @@ def ranks_by_node_count(members: Sequence[Sequence[int]]) -> dict[int, list[int]
     return {count: ranks for count, ranks in ranks_by_count.items() if len(ranks) > 1}
 
 
-def _by_node_count(results: Mapping[int, GroupResult], size: int) -> Answers:
+def _by_node_count(results: Mapping[int, CollectiveResult]) -> Answers:
     """Yield busbw by number of nodes, and the ratios of all nodes' busbw to that of one node and of two nodes."""
     busbw: dict[int, float] = {}  # number of nodes → median GB/s
     for count, result in results.items():
-        samples = result.busbw(size)
+        samples = result.busbw
         busbw[count] = median(samples)
         yield value(f"busbw.{_nodes_label(count)}", samples)
     largest = max(busbw)
@@ -142,15 +134,8 @@ def _by_node_count(results: Mapping[int, GroupResult], size: int) -> Answers:
     yield Series(name="busbw", subject=CLUSTER, x=x, y=y, x_unit="nodes", y_unit="GB/s")
 
 
-def _network_busbw(timings: Sequence[PairTiming], size: int) -> list[float]:
-    """GB/s of a node in every window: the sum over its ranks, whose ``timings`` are of ``size`` bytes."""
-    rates_by_rank = [[size / seconds / 1e9 for seconds in timing.seconds] for timing in timings]
-    return [sum(window) for window in zip(*rates_by_rank, strict=True)]
-
-
 def _efficiencies(
-    results: Mapping[int, GroupResult],
-    size: int,
+    results: Mapping[int, CollectiveResult],
     network_busbw: Sequence[float],
     ring_busbw: Mapping[str, Sequence[float]],
     transports: Mapping[str, int],
@@ -166,8 +151,8 @@ def _efficiencies(
     if networks.slowest(transports)[0] == "tcp":
         yield absent("link_efficiency", "NCCL uses sockets between nodes, which its threads limit")
     else:
-        bases = [network_busbw, *([results[1].busbw(size)] if 1 in results else [])]
-        yield _efficiency("link_efficiency", results[2].busbw(size), min(bases, key=median))
+        bases = [network_busbw, *([results[1].busbw] if 1 in results else [])]
+        yield _efficiency("link_efficiency", results[2].busbw, min(bases, key=median))
     for name, samples in ring_busbw.items():
         yield value(f"ring_busbw.{name}", samples)
     if ring_busbw:
@@ -176,21 +161,6 @@ def _efficiencies(
 
 def _efficiency(name: str, samples: Sequence[float], base: Sequence[float]) -> Value:
     return value(name, median(samples) / median(base))._replace(samples=ratios(samples, base))
-
-
-def _located_mismatches(
-    results: Mapping[int, GroupResult], pair_timings: Sequence[PairTiming]
-) -> Iterator[tuple[dict[str, JsonValue], Mismatch]]:
-    """Yield (location, mismatch) for all wrong data.
-
-    The location has the number of nodes and the rank for an all-reduce, and sender and receiver for a pair.
-    """
-    for count, result in results.items():
-        for rank, mismatch in result.mismatches.items():
-            yield {"group": _nodes_label(count), "rank": rank}, mismatch
-    for timing in pair_timings:
-        if timing.mismatch:
-            yield {"from": timing.partner, "to": timing.rank}, timing.mismatch
 
 
 def _measure_rings(
@@ -213,11 +183,9 @@ def _nodes_label(count: int) -> str:
     return "1node" if count == 1 else f"{count}nodes"
 
 
-CHECK = Check(
+CHECK = group_check(
     name="collectives.scaling",
     title="All-reduce scaling with the number of nodes",
-    phase=Phase.INTERCONNECT,
-    scope=Scope.CLUSTER,
     declared=(
         metric(
             "link_efficiency",
@@ -241,21 +209,15 @@ CHECK = Check(
             when="backend == nccl",
             speed=True,
         ),
-        metric("busbw.*", unit="GB/s", meaning="bus bandwidth by number of nodes", speed=True, bound=COLLECTIVE),
+        bandwidth("busbw.*", meaning="bus bandwidth by number of nodes"),
         metric("efficiency.*", unit="of the base", meaning="busbw of all nodes ÷ busbw of fewer nodes", speed=True),
-        metric(
+        bandwidth(
             "network_busbw",
-            unit="GB/s",
             meaning="GB/s per direction while all GPUs of a node exchange data with the same GPUs of the next node",
-            speed=True,
-            bound=COLLECTIVE,
         ),
-        metric(
+        bandwidth(
             "ring_busbw.*",
-            unit="GB/s",
             meaning="bus bandwidth with NCCL_ALGO=Ring by number of nodes",
-            speed=True,
-            bound=COLLECTIVE,
         ),
         wrong_data_metric(
             "wrong_data in the evidence has the number of nodes, rank, offset and flipped bits; collectives.pairs "
@@ -263,8 +225,6 @@ CHECK = Check(
         ),
     ),
     measure=measure,
-    limit_s=600.0,
-    needs=Needs(min_ranks=2),
     options=GroupOptions,
     skip_if=(SkipIf.ONE_NODE,),
 )

@@ -57,38 +57,36 @@ def measure(context: Context, options: TransportOptions) -> Answers:
 
     group.connect_all_ranks(context.device)
     transport_by_rank = dict(rank.gather((context.subject, _rank_transport(context))))
-    log_errors = [
-        f"{subject}: {transport.log_error}" for subject, transport in transport_by_rank.items() if transport.log_error
-    ]
-    if log_errors:
-        raise SeatrialError(f"no transports in the NCCL logs: {and_more(log_errors, _MAX_NAMED, '; ')}")
+    if log_errors := _listed({subject: each.log_error for subject, each in transport_by_rank.items()}):
+        raise SeatrialError(f"no transports in the NCCL logs: {log_errors}")
     choices = _algorithms.logged_choices(context)
     if context.rank == 0:
         transport_facts = _transport_facts(transport_by_rank, options)
         yield from facts(transport_facts)
         yield _nvls_missing(transport_by_rank, transport_facts["settings"])
         yield fact("nccl_choices", choices)
-    unreadable = [
-        f"{subject}: {transport.unreadable_ports}"
-        for subject, transport in transport_by_rank.items()
-        if transport.log.uses_sockets and not transport.active_ports and transport.unreadable_ports
-    ]
-    if unreadable and not options.sockets_expected:
-        texts = and_more(unreadable, _MAX_NAMED, "; ")
-        raise SeatrialError(f"NCCL uses sockets, and the state of the RDMA ports could not be read: {texts}")
+    on_sockets = {subject: each for subject, each in transport_by_rank.items() if each.log.uses_sockets}
+    no_ports = {subject: each.unreadable_ports for subject, each in on_sockets.items() if not each.active_ports}
+    if (unreadable := _listed(no_ports)) and not options.sockets_expected:
+        raise SeatrialError(f"NCCL uses sockets, and the state of the RDMA ports could not be read: {unreadable}")
     if context.rank == 0:
         _, unknown = networks.slowest(transport_facts["transports"])
-        ranks = [(subject, each.log, each.active_ports) for subject, each in transport_by_rank.items()]
-        sockets = {subject: (log, ports) for subject, log, ports in ranks if log.uses_sockets and ports}
+        active_ports = {subject: [*each.active_ports] for subject, each in on_sockets.items() if each.active_ports}
         evidence = {
-            "transports": {subject: log.transports for subject, (log, _) in sockets.items()},
-            "active_rdma_ports": {subject: [*ports] for subject, (_, ports) in sockets.items()},
+            "transports": {subject: on_sockets[subject].log.transports for subject in active_ports},
+            "active_rdma_ports": active_ports,
             "settings": transport_facts["settings"],
         }
-        yield _rank_count("socket_despite_rdma", sockets, evidence if sockets else None, unknown)
-        without_gpudirect = {subject: log.transports for subject, log, _ in ranks if log.rdma_without_gpudirect}
+        yield _rank_count("socket_despite_rdma", active_ports, evidence if active_ports else None, unknown)
+        logs = {subject: each.log for subject, each in transport_by_rank.items()}
+        without_gpudirect = {subject: log.transports for subject, log in logs.items() if log.rdma_without_gpudirect}
         evidence = {"transports": without_gpudirect}
         yield _rank_count("rdma_without_gpudirect", without_gpudirect, evidence, unknown)
+
+
+def _listed(texts: Mapping[str, str]) -> str:
+    """The texts that are not empty, with their subjects; the first _MAX_NAMED."""
+    return and_more([f"{subject}: {text}" for subject, text in texts.items() if text], _MAX_NAMED, "; ")
 
 
 def _rank_count(name: str, ranks: Collection[str], evidence: Evidence, unknown: str) -> Answer:
@@ -103,15 +101,12 @@ def _nvls_missing(transport_by_rank: Mapping[str, RankTransport], settings: Mapp
     """The number of ranks that do not use NVLink SHARP (NVLS), or why NCCL need not use it."""
     from seatrial.hardware.references import skus
 
-    models_with_data: set[str] = set()
-    models_with_nvls: set[str] = set()
-    for sku in skus():
-        models_with_data.update(sku.nvml_names)
-        models_with_nvls.update(sku.nvml_names if sku.nvls else ())
+    has_nvls = {name: sku.nvls for sku in skus() for name in sku.nvml_names}
     min_gpus = min(Counter(subject.partition("/")[0] for subject in transport_by_rank).values())
     not_logged = [subject for subject, transport in transport_by_rank.items() if transport.log.nvls_channels is None]
-    models_without_nvls = sorted({transport.gpu_model for transport in transport_by_rank.values()} - models_with_nvls)
-    unknown_models = [name or "a GPU without a name" for name in models_without_nvls if name not in models_with_data]
+    models = sorted({transport.gpu_model for transport in transport_by_rank.values()})
+    models_without_nvls = [name for name in models if not has_nvls.get(name)]
+    unknown_models = [name or "a GPU without a name" for name in models if name not in has_nvls]
     reason = ""
     if unknown_models:
         reason = f"no data on NVLink SHARP of {' and '.join(unknown_models)}"
@@ -128,7 +123,6 @@ def _nvls_missing(transport_by_rank: Mapping[str, RankTransport], settings: Mapp
 
 
 def _rank_transport(context: Context) -> RankTransport:
-    """The NCCL log and the GPU model of this rank, and the RDMA ports of its node."""
     from seatrial.bench import group, rank
     from seatrial.discover import fabric, nccl_log
     from seatrial.discover.nccl_log import NcclLog
@@ -149,17 +143,15 @@ def _rank_transport(context: Context) -> RankTransport:
 
 def _unreadable_states(rdma: RdmaFacts) -> str:
     """The fields that RdmaFacts.status_readable depends on and that could not be read, with the reasons."""
-    unreadable_by_place = {"": rdma.unreadable}  # device, or device/port → field → reason
-    for device in rdma.devices:
-        unreadable_by_place[device.name] = device.unreadable
-    for device in rdma.devices:
-        unreadable_by_place |= {f"{device.name}/{port.port}": port.unreadable for port in device.ports}
-    texts: list[str] = []
-    for place, unreadable in unreadable_by_place.items():
-        for field, reason in unreadable.items():
-            if field in ("devices", "verbs_accessible", "ports", "state"):
-                texts.append(f"{place} {field}: {reason}".lstrip())
-    return "; ".join(texts)
+    places = [("", rdma.unreadable), *((device.name, device.unreadable) for device in rdma.devices)]
+    places += [(f"{device.name}/{port.port}", port.unreadable) for device in rdma.devices for port in device.ports]
+    fields = ("devices", "verbs_accessible", "ports", "state")
+    return "; ".join(
+        f"{place} {field}: {reason}".lstrip()
+        for place, unreadable in places
+        for field, reason in unreadable.items()
+        if field in fields
+    )
 
 
 def _transport_facts(transport_by_rank: Mapping[str, RankTransport], options: TransportOptions) -> dict[str, Any]:
@@ -173,19 +165,19 @@ def _transport_facts(transport_by_rank: Mapping[str, RankTransport], options: Tr
     logs = {subject: transport.log for subject, transport in transport_by_rank.items()}
     first_log = next(iter(logs.values()))
     connection_counts = sum((Counter(log.transports) for log in logs.values()), Counter[str]())
-    rdma_ports: dict[str, list[str]] = {}  # node → ports of NCCL's IB transport, if logged
-    socket_interfaces: dict[str, list[str]] = {}  # node → interfaces of NCCL's socket transport, if logged
+    rdma_ports: dict[str, set[str]] = {}  # node → ports of NCCL's IB transport, if logged
+    socket_interfaces: dict[str, set[str]] = {}  # node → interfaces of NCCL's socket transport, if logged
     differing_ranks: dict[str, dict[str, object]] = {}
     first_values = {"network": first_log.network, "net_plugin": first_log.plugin, "settings": first_log.settings}
     for subject, log in logs.items():
         node = subject.partition("/")[0]
         if log.hcas:
-            rdma_ports[node] = sorted({*rdma_ports.get(node, ()), *log.hcas})
+            rdma_ports.setdefault(node, set()).update(log.hcas)
         if log.uses_sockets and log.socket_interfaces:
-            socket_interfaces[node] = sorted({*socket_interfaces.get(node, ()), *log.socket_interfaces})
+            socket_interfaces.setdefault(node, set()).update(log.socket_interfaces)
         values: dict[str, object] = {"network": log.network, "net_plugin": log.plugin, "settings": log.settings}
-        if values != first_values:
-            differing_ranks[subject] = {name: value for name, value in values.items() if value != first_values[name]}
+        if differing := {name: value for name, value in values.items() if value != first_values[name]}:
+            differing_ranks[subject] = differing
     suffix = " (set by seatrial)"  # NCCL's log does not say who set a variable
     settings = {
         name: f"{value}{suffix if name in group.set_by_seatrial else ''}" for name, value in first_log.settings.items()
@@ -198,8 +190,8 @@ def _transport_facts(transport_by_rank: Mapping[str, RankTransport], options: Tr
         "network": first_log.network,
         "net_plugin": first_log.plugin or "none loaded",
         "net_plugin_version": first_log.plugin_version or NOT_LOGGED,
-        "rdma_ports": rdma_ports,
-        "socket_interfaces": socket_interfaces,
+        "rdma_ports": {node: sorted(ports) for node, ports in rdma_ports.items()},
+        "socket_interfaces": {node: sorted(interfaces) for node, interfaces in socket_interfaces.items()},
         "channels": first_log.channels,
         "nvls_channels": first_log.nvls_channels,
         "settings": settings,

@@ -216,7 +216,7 @@ def report_observations(injected: FaultRecord, trial: Trial, limit_parts_s: dict
         "report": [f"{verdict.outcome} {verdict.subject}: {verdict.message}" for verdict in verdicts],
     }
     fault = injected.fault
-    names_rank = _names_failing_rank(injected, result) and _all_verdicts_match(injected, result, verdicts)
+    names_rank = _names_only_failing_rank(injected, result, verdicts)
     yield value(f"root_cause_named.{fault}", names_rank, evidence=record)
     yield value(f"job_end_s.{fault}", end_s)
     yield value(f"ended_in_time.{fault}", end_s <= limit_s, evidence=record)
@@ -244,23 +244,23 @@ def leftover_observations(fault: Fault, measurements: Sequence[Measurement], nod
         yield value(f"leftover_processes.{fault}", count.value, count.subject, evidence=count.evidence)
 
 
-def _names_failing_rank(injected: FaultRecord, result: JobResult) -> bool:
-    """Return whether the job result names only the failing rank, on its node, and has the fault's job state."""
-    ranks = re.findall(r"\brank (\d+)", result.failed_subject)
+def _names_only_failing_rank(injected: FaultRecord, result: JobResult, verdicts: Sequence[Verdict]) -> bool:
+    """Return whether the job result has the fault's state, and result and verdicts name only the failing rank.
+
+    Each verdict is an ERROR of this rank that names it and the cause; there is at least one.
+    """
     expected_state = JobState.HUNG if injected.fault == "stop" else JobState.FAILED
-    return (
-        ranks == [str(injected.rank)] and injected.subject in result.failed_subject and result.state is expected_state
-    )
-
-
-def _all_verdicts_match(injected: FaultRecord, result: JobResult, verdicts: Sequence[Verdict]) -> bool:
-    """Return whether there are verdicts, and each is an ERROR of the failing rank that names it and the cause."""
     expected_texts = (result.failed_subject, _CAUSES[injected.fault])
-    return bool(verdicts) and all(
-        verdict.outcome is Outcome.ERROR
-        and verdict.subject == injected.subject
-        and all(text in verdict.detail for text in expected_texts)
-        for verdict in verdicts
+    return (
+        re.findall(r"\brank (\d+)", result.failed_subject) == [str(injected.rank)]
+        and injected.subject in result.failed_subject
+        and result.state is expected_state
+        and bool(verdicts)
+        and all(
+            (verdict.outcome, verdict.subject) == (Outcome.ERROR, injected.subject)
+            and all(text in verdict.detail for text in expected_texts)
+            for verdict in verdicts
+        )
     )
 
 
