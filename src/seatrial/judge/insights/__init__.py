@@ -61,16 +61,17 @@ def trial_insights(
 
 
 def _soak(measurements: Sequence[Measurement]) -> Iterator[Insight]:
-    """Yield the rare faults that a check would have seen in its hours under load: a Poisson process per GPU."""
+    """Yield the rare faults that a check would have seen in its hours under load: a Poisson process per device."""
     for measurement in measurements:
         hours = measurement.facts.get(HOURS_UNDER_LOAD)
         if measurement.rank or not isinstance(hours, float):
             continue
+        device = "GPU" if measurement.facts.get("gpu") else "CPU"
         seen = {str(period): 100 * (1 - exp(-hours / period)) for period in _FAULT_PERIODS_H}
         text = (
-            f"a fault that a GPU shows once in N hours under load would have been seen with probability "
+            f"a fault that a {device} shows once in N hours under load would have been seen with probability "
             f"{', '.join(f'{percent:.2g} % (N = {period})' for period, percent in seen.items())}: "
-            f"1 - exp(-T/N), faults as a Poisson process, T = {hours:.3g} h under load of each GPU"
+            f"1 - exp(-T/N), faults as a Poisson process, T = {hours:.3g} h under load of each {device}"
         )
         yield Insight(check=measurement.check, title=RARE_FAULTS, text=text, values={"hours": hours, "seen": seen})
 
