@@ -6,13 +6,12 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from seatrial.discover import file_readers
+from seatrial.discover import pcie
+from seatrial.discover.file_readers import FieldReader, read_text
 from seatrial.discover.nvml import Gpu, NvmlReader, NvmlUnavailableError, error_kind, nvml_session, read_gpu
-from seatrial.discover.pcie import GPU_CLASSES, NVIDIA
 from seatrial.model import Frozen, UsageError
 from seatrial.util import processes
 
@@ -160,61 +159,41 @@ def _topology(reader: NvmlReader, gpus: Sequence[Gpu], handles: Sequence[Any]) -
 
 def _with_pci_devices(root: Path, facts: GpuFacts) -> GpuFacts:
     """``facts`` of the driver, with the GPUs on the PCI bus added."""
-    reader = file_readers.FieldReader()
-    addresses = _pci_gpus(root, reader)
+    reader = FieldReader()
+    devices = reader("pci_devices", lambda: pcie.gpus(root)) or []
     usable = {gpu.pci_bus_id for gpu in facts.gpus}
-    nvml_works = not facts.nvml_unavailable
-    not_assigned = tuple(
-        address
-        for address in addresses
-        if address not in usable and _is_not_assigned(root, address, nvml_works=nvml_works)
-    )
-    unreadable = {**facts.unreadable, **reader.unreadable}
-    update = {"pci_devices": addresses, "not_assigned": not_assigned, "unreadable": unreadable}
+    update = {
+        "pci_devices": tuple(device.name for device in devices),
+        "not_assigned": tuple(
+            device.name
+            for device in devices
+            if device.name not in usable and _is_not_assigned(root, device, nvml_works=not facts.nvml_unavailable)
+        ),
+        "unreadable": facts.unreadable | reader.unreadable,
+    }
     return facts.model_copy(update=update)
 
 
-def _pci_gpus(root: Path, reader: file_readers.FieldReader) -> tuple[str, ...]:
-    """The PCI addresses of all NVIDIA GPUs on the bus."""
-    folder = file_readers.path_under(root, "/sys/bus/pci/devices")
-    buses = folder.parent.parent
-    if buses.is_dir() and not folder.parent.exists():  # a machine without a PCI bus
-        return ()
-    addresses = []
-    for address in reader("pci_devices", lambda: file_readers.list_names(folder)) or []:
-        device = folder / address
-        if reader(f"{address} vendor", partial(file_readers.read_line, device / "vendor")) == NVIDIA:
-            pci_class = reader(f"{address} class", partial(file_readers.read_line, device / "class")) or ""
-            if pci_class.startswith(GPU_CLASSES):
-                addresses.append(address)
-    return tuple(addresses)
-
-
-def _is_not_assigned(root: Path, address: str, *, nvml_works: bool) -> bool:
+def _is_not_assigned(root: Path, device: Path, *, nvml_works: bool) -> bool:
     """Whether a GPU on the bus belongs to a virtual machine or to another container.
 
     A container sees the whole PCI bus of its host, but only the device nodes of its own GPUs. If NVML does not work, a
     missing device node is no evidence, since the driver creates the device nodes.
     """
-    driver = file_readers.path_under(root, f"/sys/bus/pci/devices/{address}/driver")
-    bound_to = driver.resolve().name if driver.is_symlink() else None
-    if bound_to == "vfio-pci":
-        return True
-    return nvml_works and bound_to == "nvidia" and not _has_device_node(root, address)
+    driver = (device / "driver").resolve().name
+    return driver == "vfio-pci" or (nvml_works and driver == "nvidia" and not _has_device_node(root, device.name))
 
 
 def _has_device_node(root: Path, address: str) -> bool:
     """Whether this container has the file /dev/nvidiaN of the GPU; True if that is unknown."""
     try:
-        information = file_readers.read_text(
-            file_readers.path_under(root, f"/proc/driver/nvidia/gpus/{address}/information")
-        )
+        information = read_text(root / "proc/driver/nvidia/gpus" / address / "information")
     except FileNotFoundError:  # some container runtimes hide the entries of other containers' GPUs
         return False
     except OSError:
         return True
     minor = re.search(r"^Device Minor:\s*(\d+)", information, re.MULTILINE)
-    return minor is None or file_readers.path_under(root, f"/dev/nvidia{minor[1]}").exists()
+    return minor is None or (root / f"dev/nvidia{minor[1]}").exists()
 
 
 def cuda_visible(facts: GpuFacts, env: Mapping[str, str]) -> tuple[Gpu, ...]:
