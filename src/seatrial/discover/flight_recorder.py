@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from seatrial.util import plain_pickle
+from seatrial.util.grouping import grouped
 from seatrial.util.input_files import open_file, parse_json, read_bytes
 from seatrial.util.text import printable
 
@@ -135,11 +136,8 @@ def _groups(document: Mapping[str, Any], entries: list[dict[Any, Any]]) -> dict[
     """The process groups by name and description. ``entries``: the recorded operations of all groups."""
     members_by_name = _members_by_name(document["pg_config"])
     last_completed = _last_completed_by_id(document.get("pg_status"))
-    entries_by_group: dict[str, list[dict[Any, Any]]] = {}
-    for entry in entries:
-        entries_by_group.setdefault(_group_name(entry), []).append(entry)
     groups: dict[str, Group] = {}
-    for name, group_entries in entries_by_group.items():
+    for name, group_entries in grouped((_group_name(entry), entry) for entry in entries).items():
         group = groups[name] = Group(name, members_by_name.get(name.partition(" ")[0], ()))
         states = {id(entry): _state(entry, last_completed.get(str(entry.get("pg_id")), -1)) for entry in group_entries}
         incomplete = [entry for entry in group_entries if states[id(entry)] != "completed"]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from seatrial.discover.collective_hangs import CollectiveHang, collective_hangs
 from seatrial.discover.flight_recorder import Dump, Frame, read_dump, user_frame
+from seatrial.util.grouping import grouped
 from seatrial.util.input_files import read_text
 from seatrial.util.text import and_more, printable, rank_list
 
@@ -124,10 +125,10 @@ class HangEvidence:
 
     def ranks_by_place(self) -> dict[str, tuple[int, ...]]:
         """Place and abnormal process state → ranks."""
-        ranks_by_place: dict[str, list[int]] = {}
-        for snapshot in self.snapshots:
-            state = f"; {snapshot.abnormal_state}" if snapshot.abnormal_state else ""
-            ranks_by_place.setdefault(f"{snapshot.place}{state}", []).append(snapshot.rank)
+        ranks_by_place = grouped(
+            ("; ".join(filter(None, (snapshot.place, snapshot.abnormal_state))), snapshot.rank)
+            for snapshot in self.snapshots
+        )
         return {place: tuple(ranks) for place, ranks in ranks_by_place.items()}
 
     def text(self) -> str:

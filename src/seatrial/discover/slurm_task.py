@@ -11,6 +11,7 @@ import re
 from seatrial.discover.file_readers import parse_id_list
 from seatrial.discover.nvml import pci_address
 from seatrial.model import Frozen
+from seatrial.util.grouping import grouped
 
 # A device cgroup does not remove device files, but denies access to them. So the script tries to open each file.
 # ``test -c`` skips a pattern without match, which the shell leaves unexpanded, and other kinds of files, since opening
@@ -167,11 +168,8 @@ def parse_tasks(text: str) -> tuple[Task, ...]:
 
     Raises ValueError if the output of a task is truncated.
     """
-    pairs_by_rank: dict[int, list[tuple[str, str]]] = {}  # rank → (key, value) of its lines
-    for line in text.splitlines():
-        if match := _LABELLED_LINE.fullmatch(line):
-            rank, key, value = match.groups()
-            pairs_by_rank.setdefault(int(rank), []).append((key, value))
+    matches = filter(None, map(_LABELLED_LINE.fullmatch, text.splitlines()))
+    pairs_by_rank = grouped((int(match[1]), (match[2], match[3])) for match in matches)
     return tuple(_task(rank, pairs) for rank, pairs in sorted(pairs_by_rank.items()))
 
 

@@ -31,6 +31,7 @@ from seatrial.hardware.pair_rates import (
     log_ratio,
 )
 from seatrial.hardware.two_nodes import conclude_two_nodes, two_node_steps
+from seatrial.util.grouping import grouped
 from seatrial.util.quantiles import deviation
 
 Key = TypeVar("Key")
@@ -198,10 +199,8 @@ def _slow_nodes(residuals: Mapping[Pair, float], noise: float, limits: Limits) -
 
     ``residuals``: log of rate / healthy rate of each pair. The pairs of a slow node do not count for its partners.
     """
-    by_node: dict[str, dict[Pair, float]] = {}
-    for pair, residual in residuals.items():
-        for node in pair:
-            by_node.setdefault(node, {})[pair] = residual
+    entries = grouped((node, entry) for entry in residuals.items() for node in entry[0])
+    by_node = {node: dict(of_node) for node, of_node in entries.items()}
     slow: dict[str, float] = {}
     scores = {node: fmean(pairs.values()) for node, pairs in by_node.items()}
     while scores:
@@ -286,18 +285,13 @@ def _slow_paths(
     paths = [pair for pair in first_rounds.suspect_paths if not set(slow_nodes) & set(pair)]
     repeated = [rate for rate in rates if rate.stage == "paths"]
     controls = [rate for rate in repeated if rate.pair not in set(paths)]
-    first_rates, repeated_rates = _by_pair(first_rounds.rates), _by_pair(repeated)
+    first_rates, repeated_rates = (
+        grouped((rate.pair, rate) for rate in rates) for rates in (first_rounds.rates, repeated)
+    )
     for pair in paths:
         confirmed = _confirmed_rails(first_rates.get(pair, []), repeated_rates.get(pair, []), controls, first_rounds)
         for rail, deficits in confirmed:
             yield SlowPath(pair, rail, deficits)
-
-
-def _by_pair(rates: Iterable[PairRate]) -> dict[Pair, list[PairRate]]:
-    by_pair: dict[Pair, list[PairRate]] = {}
-    for rate in rates:
-        by_pair.setdefault(rate.pair, []).append(rate)
-    return by_pair
 
 
 def _confirmed_rails(
