@@ -7,12 +7,13 @@ from pydantic import JsonValue
 from tools.records import record_path
 
 from seatrial.hardware.bounds import MetricLookup, hardware_bound, measured_bounds
-from seatrial.hardware.links import BIDIRECTIONAL, COLLECTIVE
+from seatrial.hardware.links import BIDIRECTIONAL, COLLECTIVE, Links
 from seatrial.hardware.references import References, skus
 from seatrial.model.benchmark import Bound
 from seatrial.pipeline.run_directory import load_trial
 
 REFERENCES = References(None, skus())
+INFINIBAND = References(None, skus(), links=Links.of_fabric("ib-8x200"))
 H100, B200 = "NVIDIA H100 80GB HBM3", "NVIDIA B200"
 BUSBW = MetricLookup("all_reduce.busbw.8GiB", "busbw.8GiB", COLLECTIVE, "all_reduce")
 
@@ -48,7 +49,7 @@ def test_mixed_models_have_the_highest_bound_and_none_with_an_unknown_model() ->
 
 
 def test_a_known_network_bounds_collectives_between_nodes() -> None:
-    assert bound_value(BUSBW, H100, 16, 2, References(None, skus(), fabric="ib-8x200")) == pytest.approx(375)
+    assert bound_value(BUSBW, H100, 16, 2, INFINIBAND) == pytest.approx(375)
     assert bound_value(BUSBW, H100, 16, 2) == pytest.approx(450 / (9 / 8 * 16 / (2 * 15)))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +11,7 @@ from pydantic import JsonValue
 from seatrial.hardware.links import (
     BIDIRECTIONAL,
     COLLECTIVE,
+    Links,
     active_nvlinks,
     network_to_busbw_ratio,
     nvlink_to_busbw_ratio,
@@ -21,9 +21,6 @@ from seatrial.hardware.training_flops import TrainingWork, training_work
 from seatrial.model import Frozen, format_value
 from seatrial.model.benchmark import Bound
 from seatrial.util import data_files
-
-_FABRIC = re.compile(r"(?:ib|roce)-(?P<ports>\d+)x(?P<gbps>[\d.]+)")  # links.Links.fabric, such as roce-8x400
-
 
 # PCI Express by generation: GB/s of a lane in one direction, after the encoding (8b/10b, 128b/130b, 242 of 256 bytes)
 _PCIE_LANE_GB_S = {1: 0.25, 2: 0.5, 3: 8 / 8.125, 4: 16 / 8.125, 5: 32 / 8.125, 6: 64 / 8 * 242 / 256}
@@ -119,7 +116,7 @@ def _collective_bound(
         intra_node = _scaled(intra_node, gain, f" ({ranks // nvlink_domains} GPUs reduce in the switch, NVLS)")
     if not operation or sku.across_nodes:
         return intra_node
-    inter_node = _inter_node_bound(operation, ranks, nodes, references.fabric)
+    inter_node = _inter_node_bound(operation, ranks, nodes, references.links)
     return inter_node if inter_node and inter_node.value < intra_node.value else intra_node
 
 
@@ -141,18 +138,17 @@ def _intra_node_bound(sku: Sku, ranks: int, nodes: int) -> Bound | None:
     return _scaled(bound, bridged, f" (up to {bridged} GPUs per NVLink bridge)") if bridged > 1 else bound
 
 
-def _inter_node_bound(operation: str, ranks: int, nodes: int, fabric: str) -> Bound | None:
+def _inter_node_bound(operation: str, ranks: int, nodes: int, links: Links) -> Bound | None:
     """The busbw that the network allows with the algorithm that sends the least data.
 
-    None on one node, or if ``fabric`` does not state the rate of the network.
+    None on one node, or if the network is not RDMA with ports of a known rate.
     """
-    match = _FABRIC.fullmatch(fabric)
-    if not 1 < nodes <= ranks or not match:
+    if not 1 < nodes <= ranks or links.network != "rdma" or not links.ports:
         return None
     ratio = min(network_to_busbw_ratio(operation, algorithm, ranks, nodes) or 1.0 for algorithm in ("Ring", "NVLS"))
-    rate = int(match["ports"]) * float(match["gbps"]) / 8
+    rate = links.ports.count * links.ports.gbps / 8
     node_rate, limit = (format_value(value, "GB/s") for value in (rate, rate / ratio))
-    text = f"{fabric} carries {node_rate} out of a node, and {operation} sends {ratio:.3g} × its busbw: {limit}"
+    text = f"{links.fabric} carries {node_rate} out of a node, and {operation} sends {ratio:.3g} × its busbw: {limit}"
     return Bound(rate / ratio, "GB/s", text)
 
 

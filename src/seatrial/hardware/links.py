@@ -34,6 +34,7 @@ NCCL_ALGO_NAMES = {
     "COLLNET_DIRECT": "CollNetDirect",
 }
 _RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
+_FABRIC = re.compile(r"(?P<kind>ib|roce)-(?P<ports>\d+)x(?P<gbps>[\d.]+)")  # Links.fabric of RDMA
 _KIND_BY_LINK_LAYER = {"InfiniBand": "ib", "Ethernet": "roce", "Unspecified": "efa"}
 # The rate that the EFA driver reports if it does not know the rate of the port (efa_query_port of Linux before 6.13)
 _EFA_UNKNOWN_GBPS = 100.0
@@ -119,6 +120,13 @@ class Links:
             return f"{self.ports.kind}-{self.ports.count}x{self.ports.gbps:g}"
         return "" if self.network == "rdma" else self.network
 
+    @classmethod
+    def of_fabric(cls, fabric: str) -> Links:
+        """The links between nodes of a class such as roce-8x400, efa or tcp."""
+        if match := _FABRIC.fullmatch(fabric):
+            return cls(network="rdma", ports=RdmaPorts(match["kind"], int(match["ports"]), float(match["gbps"])))
+        return cls(network=fabric)
+
     def with_algorithm(self, operation: str, size: str, algorithm: str) -> Links:
         """The links with another algorithm for an operation at a size."""
         return replace(self, algorithms={**self.algorithms, (operation, size): algorithm})
@@ -126,8 +134,7 @@ class Links:
 
 def read(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]) -> Links:
     """The links according to the facts for which ``checks`` declare a role."""
-    with_roles = measurements_with_roles(measurements, checks)
-    facts = partial(role_facts, measurements=with_roles, checks=checks)
+    facts = partial(role_facts, measurements=measurements, checks=checks)
     inventories = facts("gpus")
     gpus = [gpu for measurement, value in inventories for gpu in _used_gpus(value, measurement.facts.get(GPUS_USED))]
     nvlinks = [active_nvlinks(gpu) for gpu in gpus]
@@ -164,27 +171,18 @@ def read(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
     )
 
 
-def measurements_with_roles(
-    measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
-) -> list[Measurement]:
-    """The measurements of checks that declare fact roles, without those that were skipped or have no facts."""
-    names = {name for name, check in checks.items() if check.fact_roles}
-    return [
-        measurement
-        for measurement in measurements
-        if measurement.check in names and measurement.facts and not measurement.skipped
-    ]
-
-
 def role_facts(
     role: FactRole, measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
 ) -> Iterator[tuple[Measurement, Any]]:
-    """Each measurement whose check declares ``role``, with the value of that fact; None if the fact is missing."""
+    """Each measurement whose check declares ``role``, with the value of that fact; None if the fact is missing.
+
+    Measurements that were skipped or have no facts are left out.
+    """
     names = {name: check.fact_roles[role] for name, check in checks.items() if role in check.fact_roles}
     return (
         (measurement, measurement.facts.get(names[measurement.check]))
         for measurement in measurements
-        if measurement.check in names
+        if measurement.check in names and measurement.facts and not measurement.skipped
     )
 
 

@@ -174,19 +174,15 @@ def skus() -> tuple[Sku, ...]:
 class References:
     """All reference values, and the properties of the cluster that select among them.
 
-    ``fabric``: kind and rate of the network between nodes, such as roce-8x400, efa or tcp; empty if unknown.
-    ``mig_models``: GPU models in MIG mode. ``site_includes_run``: the site's baseline was learned from the run that is
-    judged. ``cpu_only``: the trial asks for no GPU; judge/limits.py then does not judge the windows of a
-    measurement, since the limits of windows are known for GPU nodes only. ``links`` and ``tcp`` (the TCP network that
-    the trial configures, if any) are inputs of the bound of the network. ``gemm_rates``: data type, such as bf16 → GPU
-    → TFLOP/s that this run measured. ``all_reduce``: its highest busbw of all GPUs in GB/s. ``gpu_bounds``: GPU model →
-    key of a SKU's spec → bound by NVML's facts.
+    ``site_includes_run``: the site's baseline was learned from the run that is judged. ``cpu_only``: the trial asks for
+    no GPU; judge/limits.py then does not judge the windows of a measurement, since the limits of windows are known for
+    GPU nodes only. ``tcp``: the TCP network that the trial configures, if any. ``gemm_rates``: data type, such as bf16
+    → GPU → TFLOP/s that this run measured. ``all_reduce``: its highest busbw of all GPUs in GB/s. ``gpu_bounds``: GPU
+    model → key of a SKU's spec → bound by NVML's facts.
     """
 
     site: Baseline | None = None
     skus: Sequence[Sku] = ()
-    fabric: str = ""
-    mig_models: frozenset[str] = frozenset()
     site_includes_run: bool = False
     cpu_only: bool = False
     links: Links = field(default_factory=Links)
@@ -320,7 +316,7 @@ class References:
         learned = self.site.expected.get(key, ()) if self.site else ()
         # values for several nodes that name no fabric are ignored
         usable = [value for value in learned if value.nodes == 1 or value.fabric]
-        if self.site and (value := _matching_value(usable, facts, gpu, self.fabric)):
+        if self.site and (value := _matching_value(usable, facts, gpu, self.links.fabric)):
             runs = min(value.runs, len(self.site.learned_from))
             kind, name, source = BasisKind.SITE, self.site.name, value.source
             return Reference(value.value, value.unit, kind, name, source, required=value.required, runs=runs)
@@ -335,7 +331,7 @@ class References:
 
     def sku(self, gpu: str) -> Sku | str:
         """The SKU with this NVML name, or the reason why there is none."""
-        if MIG_INSTANCE in gpu or gpu in self.mig_models:
+        if MIG_INSTANCE in gpu or gpu in self.links.mig_models:
             return f"MIG enabled on {gpu}: reference values of the whole GPU do not apply to MIG instances"
         return self._sku_by_name.get(gpu) or f"no SKU data for {gpu or 'an unnamed device'}"
 
@@ -348,11 +344,11 @@ class References:
         if isinstance(sku, str):
             return sku
         algorithm = self._algorithm(key, facts)
-        if value := _matching_value(sku.expected.get(key, ()), facts, "", self.fabric, algorithm):
+        if value := _matching_value(sku.expected.get(key, ()), facts, "", self.links.fabric, algorithm):
             reference = Reference(value.value, value.unit, BasisKind.SKU, sku.name, value.source)
             return replace(reference, required=value.required, warns_only=value.warns_only)
         nodes = facts.get("nodes")
-        fabric = f" over {self.fabric or 'an unknown network'}" if isinstance(nodes, int) and nodes > 1 else ""
+        fabric = f" over {self.links.fabric or 'an unknown network'}" if isinstance(nodes, int) and nodes > 1 else ""
         size = f"{_count_text(facts.get('world_size'), 'GPU')} on {_count_text(nodes, 'node')}"
         return f"{sku.name} has no reference value {key} for {size}{fabric}{f' with {algorithm}' if algorithm else ''}"
 
@@ -377,18 +373,6 @@ class References:
 NO_REFERENCES = References()
 
 
-def select_references(
-    links: Links,
-    site: Baseline | None,
-    *,
-    site_includes_run: bool = False,
-    cpu_only: bool = False,
-    tcp: Fabric | None = None,
-) -> References:
-    """The site's baseline, the SKU data and the inputs of the bound of the network, for a cluster with these links."""
-    return References(site, skus(), links.fabric, links.mig_models, site_includes_run, cpu_only, links, tcp)
-
-
 def _nodes(facts: Mapping[str, JsonValue]) -> int:
     nodes = facts.get("nodes")
     return nodes if type(nodes) is int else 0
@@ -404,8 +388,11 @@ def _matching_value(
 ) -> ReferenceValue | None:
     """The first value for this number of ranks and nodes, GPU model, fabric and algorithm (empty: the first of any)."""
     hardware = (facts.get("world_size"), facts.get("nodes"), gpu)
-    for value in values:
-        is_of_algorithm = not algorithm or value.algorithm in ("", algorithm)
-        if (value.gpus, value.nodes, value.gpu) == hardware and value.fabric in ("", fabric) and is_of_algorithm:
-            return value
-    return None
+    matching = (
+        value
+        for value in values
+        if (value.gpus, value.nodes, value.gpu) == hardware
+        and value.fabric in ("", fabric)
+        and (not algorithm or value.algorithm in ("", algorithm))
+    )
+    return next(matching, None)

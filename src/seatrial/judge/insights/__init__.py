@@ -11,7 +11,7 @@ from seatrial.checks.check import HOURS_UNDER_LOAD, Checks
 from seatrial.config.schema import Config
 from seatrial.hardware import links
 from seatrial.hardware.links import network_to_busbw_ratio, nvlink_to_busbw_ratio
-from seatrial.hardware.references import select_references
+from seatrial.hardware.references import References, skus
 from seatrial.judge import error_counters
 from seatrial.judge.insights import algorithms, latency_fit, power, sensitivity
 from seatrial.judge.insights.collective import NVLINK, PORT, Collective, build_collective
@@ -32,7 +32,7 @@ def trial_insights(
 ) -> tuple[Insight, ...]:
     """The insights on thresholds, collectives and peak performance, then those on error counters."""
     trial_links = links.read(measurements, checks)
-    references = select_references(trial_links, site, tcp=config.cluster.fabric)
+    references = References(site, skus(), links=trial_links, tcp=config.cluster.fabric)
     choices = algorithms.read_choices(measurements, checks)
     insights: list[Insight] = [*sensitivity.comparison_insights(measurements, checks, trial_links)]
     insights += sensitivity.per_node_insights(measurements, config, checks, references, trial_links)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from seatrial.hardware.links import NCCL_ALGO_NAMES, FactRole, HasFactRoles, measurements_with_roles, role_facts
+from seatrial.hardware.links import NCCL_ALGO_NAMES, FactRole, HasFactRoles, role_facts
 from seatrial.model import Measurement, size_label
 
 
@@ -34,11 +34,10 @@ def read_choices(measurements: Sequence[Measurement], checks: Mapping[str, HasFa
 
     Older records have choices only from the check of NCCL settings (role ``algorithms_by_setting``).
     """
-    with_facts = measurements_with_roles(measurements, checks)
     choices: dict[OperationKey, dict[str, AlgorithmProtocol]] = {}
-    for by_setting in _distinct("algorithms_by_setting", with_facts, checks):
+    for by_setting in _distinct("algorithms_by_setting", measurements, checks):
         choices.setdefault(_SETTINGS_KEY, {}).update(_choices_by_size(_mapping(by_setting.get("default"))))
-    for by_operation in _distinct("algorithms", with_facts, checks):
+    for by_operation in _distinct("algorithms", measurements, checks):
         for operation, choice in by_operation.items():
             key = operation, str(_mapping(choice).get("dtype")), str(_mapping(choice).get("buffers"))
             choices.setdefault(key, {}).update(_choices_by_size(_mapping(_mapping(choice).get("by_size"))))
