@@ -113,25 +113,28 @@ def read(root: Path = Path("/")) -> HostFacts:
 def _os(root: Path) -> OsFacts:
     reader, dmi = FieldReader(), root / "sys/class/dmi/id"
     return OsFacts(
-        name=reader("name", lambda: _release_name(root / "etc/os-release")),
+        name=reader("name", lambda: release_name(root)),
         kernel=reader("kernel", lambda: read_line(root / "proc/sys/kernel/osrelease")),
         arch=platform.machine(),
         machine=reader("machine", lambda: f"{read_line(dmi / 'sys_vendor')} {read_line(dmi / 'product_name')}"),
         container=_container(root),
-        machine_id=reader("machine_id", lambda: _digest(read_line(root / "etc/machine-id"))),
+        machine_id=reader("machine_id", lambda: _machine_id(root)),
         unreadable=reader.unreadable,
     )
 
 
-def _release_name(path: Path) -> str:
+def release_name(root: Path) -> str:
+    """The name of the operating system. Raises OSError or ValueError."""
+    path = root / "etc/os-release"
     match = re.search(r"^PRETTY_NAME=[\"']?(.*?)[\"']?$", read_text(path), re.MULTILINE)
     if not match:
         raise ValueError(f"{path}: no PRETTY_NAME")
     return printable(match[1])
 
 
-def _digest(machine_id: str) -> str:
-    return hashlib.sha256(f"seatrial {machine_id}".encode()).hexdigest()[:16]
+def _machine_id(root: Path) -> str:
+    text = f"seatrial {read_line(root / 'etc/machine-id')}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _container(root: Path) -> str | None:

@@ -111,22 +111,16 @@ class Kubectl:
 
         Raises KubectlError if the API server cannot be asked.
         """
-        return [f"{verb} {resource}" for verb, resource in permissions if not self.can_i(verb, resource)]
+        return [f"{verb} {resource}" for verb, resource in permissions if not self._may(verb, resource)]
 
-    def can_i(self, verb: str, resource: str) -> bool:
-        """Return whether the user may ``verb`` (such as create) a ``resource`` (such as jobs.batch, pods/log).
-
-        Raises KubectlError if the API server cannot be asked.
-        """
+    def _may(self, verb: str, resource: str) -> bool:
         name, _, subresource = resource.partition("/")
         args = ("auth", "can-i", verb, name, *([f"--subresource={subresource}"] if subresource else []))
         result = self.result(*args)
-        answer = result.out.strip().splitlines()[-1:] or [""]
-        if answer[0].startswith("no"):  # "no", or "no - no RBAC policy matched"; the exit code is 1
-            return False
-        if result.code != 0 or answer[0] != "yes":
+        answer = (result.out.strip().splitlines() or [""])[-1]
+        if answer != "yes" and not answer.startswith("no"):  # "no", or "no - no RBAC policy matched"; exit code 1
             raise self._error(args, result)
-        return True
+        return answer == "yes"
 
     def _error(self, args: tuple[str, ...], result: CommandResult) -> KubectlError:
         text = result.err.strip() or result.out.strip()

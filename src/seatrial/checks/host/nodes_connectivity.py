@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -18,7 +17,7 @@ from pydantic import JsonValue
 from seatrial.checks.cause import Cause
 from seatrial.checks.check import Check, Context, Options
 from seatrial.checks.declare import Answers, absent, fact, metric, rule, value, warning
-from seatrial.discover.file_readers import FieldReader, read_line, read_text
+from seatrial.discover.file_readers import FieldReader, read_line
 from seatrial.model import Fact, Outcome, Phase, Scope
 from seatrial.util import resolver
 from seatrial.util.grouping import grouped, majority
@@ -85,11 +84,11 @@ def read_network(root: Path, address: str | None) -> dict[str, str]:
 
 def read_versions(root: Path, nccl: str | None) -> Versions:
     """Return component → version. ``nccl``: the version in use; NCCL libraries of the system are listed by path."""
-    from seatrial.discover import software
+    from seatrial.discover import host, software
 
     read_field, installed = FieldReader(), software.read(root)
     return {
-        "OS": read_field("OS", lambda: _os_name(root)),
+        "OS": read_field("OS", lambda: host.release_name(root)),
         "kernel": read_field("kernel", lambda: read_line(root / "proc/sys/kernel/osrelease")),
         "architecture": platform.machine(),
         "driver": installed.driver,
@@ -100,13 +99,6 @@ def read_versions(root: Path, nccl: str | None) -> Versions:
         **{name: version for name, version in installed.nccl.items() if name.startswith("/")},
         **installed.packages,
     }
-
-
-def _os_name(root: Path) -> str:
-    match = re.search(r"^PRETTY_NAME=[\"']?(.*?)[\"']?$", read_text(root / "etc/os-release"), re.MULTILINE)
-    if not match:
-        raise ValueError("/etc/os-release has no PRETTY_NAME")
-    return printable(match[1])
 
 
 def _unresolved_names(nodes: Sequence[str], result: ConnectivityResult) -> Answers:
@@ -163,18 +155,14 @@ def compare_versions(by_node: Mapping[str, Versions]) -> Answers:
     A majority is more than half of all nodes.
     """
     components = dict.fromkeys(component for versions in by_node.values() for component in versions)
-    common: dict[str, str | None] = {}  # component → version of all nodes
-    differing: dict[str, JsonValue] = {}  # component → version → nodes
-    minority: dict[str, dict[str, str]] = {}  # node → component → "version, majority: version"
-    for component in components:
-        version_by_node = {node: versions.get(component) for node, versions in by_node.items()}
-        if len(set(version_by_node.values())) == 1:
-            common[component] = next(iter(version_by_node.values()))
-            continue
-        texts = {node: version or "none" for node, version in version_by_node.items()}
-        differing[component] = dict(grouped((text, node) for node, text in texts.items()))
-        _add_minority(minority, component, texts)
-    yield fact("versions", common)
+    differing, minority = _differences(
+        {
+            component: {node: versions.get(component) or "none" for node, versions in by_node.items()}
+            for component in components
+        }
+    )
+    first = next(iter(by_node.values()))
+    yield fact("versions", {name: first.get(name) for name in components if name not in differing})
     yield fact("nodes_differing", minority)
     yield value("versions_differing", len(differing), evidence={"version_differences": differing})
     yield value("nodes_differing", len(minority), evidence={"nodes_differing": minority})
@@ -187,23 +175,41 @@ def compare_networks(by_node: Mapping[str, Mapping[str, str]]) -> Answers:
     nodes whose interface could not be read. ``by_node``: node → result of ``read_network``.
     """
     components = dict.fromkeys(component for network in by_node.values() for component in network)
-    differing: dict[str, JsonValue] = {}  # component → value → nodes
-    minority: dict[str, dict[str, str]] = {}  # node → component → "value, majority: value"
-    for component in components:
-        if component in NOT_COMPARED:
-            continue
-        if component.startswith(VARIABLE_PREFIXES):
-            value_by_node = {node: network.get(component, "not set") for node, network in by_node.items()}
-        else:
-            value_by_node = {node: network[component] for node, network in by_node.items() if component in network}
-        if len(set(value_by_node.values())) > 1:
-            differing[component] = dict(grouped((text, node) for node, text in value_by_node.items()))
-            _add_minority(minority, component, value_by_node)
+    differing, minority = _differences(
+        {
+            component: {
+                node: network.get(component, "not set")
+                for node, network in by_node.items()
+                if component in network or component.startswith(VARIABLE_PREFIXES)
+            }
+            for component in components
+            if component not in NOT_COMPARED
+        }
+    )
     yield fact("network", by_node)
     yield fact("network_minority", minority)
     yield value("network_differing", len(differing), evidence={"network_differing": differing})
     unreadable = [node for node, network in by_node.items() if "MTU" not in network]
     yield value("interfaces_unreadable", len(unreadable), evidence=unreadable)
+
+
+def _differences(
+    values: Mapping[str, Mapping[str, str]],
+) -> tuple[dict[str, JsonValue], dict[str, dict[str, str]]]:
+    """The components with different values: component → value → nodes, and node → component → "value, majority: value".
+
+    ``values``: component → node → value. The second result has the nodes without the value of the majority.
+    """
+    differing: dict[str, JsonValue] = {}
+    minority: dict[str, dict[str, str]] = {}
+    for component, by_node in values.items():
+        most_common = majority(by_node.values())
+        if len(set(by_node.values())) > 1:
+            differing[component] = dict(grouped((text, node) for node, text in by_node.items()))
+        for node, text in by_node.items():
+            if most_common is not None and text != most_common:
+                minority.setdefault(node, {})[component] = f"{text}, majority: {most_common}"
+    return differing, minority
 
 
 def fault_places(
@@ -244,14 +250,6 @@ def _place_of_pairs(pairs: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
         return {f"{pairs[0][0]}->{pairs[0][1]}": [pairs[0][1]]}
     common = set.intersection(*map(set, pairs)) if pairs else set[str]()
     return {node: sorted({*chain(*pairs)} - {node}) for node in common}
-
-
-def _add_minority(minority: dict[str, dict[str, str]], component: str, value_by_node: Mapping[str, str]) -> None:
-    """Add the nodes whose value differs from the value of the majority; none if no value has a majority."""
-    most_common = majority(value_by_node.values())
-    for node, text in value_by_node.items():
-        if most_common is not None and text != most_common:
-            minority.setdefault(node, {})[component] = f"{text}, majority: {most_common}"
 
 
 CHECK = Check(
