@@ -6,15 +6,14 @@ import ctypes
 import os
 from pathlib import Path
 
-from seatrial.discover.file_readers import FieldReader, read_line
-from seatrial.model import Frozen
+from seatrial.discover.file_readers import FieldReader, FileFacts, read_line
 
 # TIME_ERROR of adjtimex(2): the clock is not synchronised. It has this state after boot, and again when the time daemon
 # has sent no update for long.
 _TIME_ERROR = 5
 
 
-class ClockFacts(Frozen):
+class ClockFacts(FileFacts):
     """The state of the system clock. A field is None if it is unreadable; ``unreadable`` has the error.
 
     ``synchronised``: whether the clock is synchronised with a time server. ``max_error_s``: the kernel's upper bound of
@@ -24,7 +23,6 @@ class ClockFacts(Frozen):
     synchronised: bool | None
     max_error_s: float | None
     source: str | None
-    unreadable: dict[str, str] = {}
 
 
 def adjtimex() -> tuple[bool, float]:

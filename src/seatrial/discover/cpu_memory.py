@@ -7,8 +7,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
-from seatrial.discover.file_readers import FieldReader, list_names, parse_id_list, read_line, read_number, read_text
-from seatrial.model import Frozen
+from seatrial.discover.file_readers import (
+    FieldReader,
+    FileFacts,
+    list_names,
+    parse_id_list,
+    read_line,
+    read_number,
+    read_text,
+)
 from seatrial.util.text import printable
 
 Number = TypeVar("Number", int, float)
@@ -17,16 +24,15 @@ _CPUS = "sys/devices/system/cpu"
 _UNLIMITED = 2**60  # cgroup v1 writes "no limit" as a number just below 2^63
 
 
-class NumaNode(Frozen):
+class NumaNode(FileFacts):
     """One NUMA node. ``cpus``: ranges such as 0-3,8, empty for a node without CPUs."""
 
     name: str
     cpus: str | None
     memory_bytes: int | None
-    unreadable: dict[str, str] = {}
 
 
-class CpuFacts(Frozen):
+class CpuFacts(FileFacts):
     """Numbers of CPUs. ``threads``: online logical CPUs. ``usable_threads``: logical CPUs that this process may use.
 
     ``cores``: physical cores. ``smt``: whether a core has several logical CPUs.
@@ -41,10 +47,9 @@ class CpuFacts(Frozen):
     quota_cores: float | None
     smt: bool | None
     numa: tuple[NumaNode, ...]
-    unreadable: dict[str, str] = {}
 
 
-class MemoryFacts(Frozen):
+class MemoryFacts(FileFacts):
     """Memory in bytes. ``limit_bytes``: the lowest limit of the cgroups.
 
     ``limit_bytes`` is None if there is no limit, or if it could not be read; then ``unreadable`` has the error.
@@ -54,7 +59,6 @@ class MemoryFacts(Frozen):
     available_bytes: int | None
     swap_bytes: int | None
     limit_bytes: int | None
-    unreadable: dict[str, str] = {}
 
 
 def read_cpu(root: Path = Path("/")) -> CpuFacts:

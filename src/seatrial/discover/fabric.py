@@ -13,8 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from seatrial.discover.file_readers import FieldReader, list_names, read_line, read_number
-from seatrial.model import Frozen
+from seatrial.discover.file_readers import FieldReader, FileFacts, list_names, read_line, read_number
 from seatrial.util.text import printable
 
 # Drivers of virtual interfaces that report a constant speed: veth, as in pods, 10 Gb/s
@@ -22,7 +21,7 @@ _CONSTANT_SPEED = ("veth", "tun")
 _SIOCETHTOOL, _ETHTOOL_GDRVINFO, _DRVINFO_BYTES = 0x8946, 3, 196  # linux/sockios.h, linux/ethtool.h
 
 
-class Nic(Frozen):
+class Nic(FileFacts):
     """One network interface; ``speed_mbit_s`` is in Mbit/s, the unit of ethtool and of /sys/class/net/NAME/speed."""
 
     name: str
@@ -33,10 +32,9 @@ class Nic(Frozen):
     driver: str | None
     numa_node: int | None
     addresses: tuple[str, ...]
-    unreadable: dict[str, str] = {}
 
 
-class NicFacts(Frozen):
+class NicFacts(FileFacts):
     """``interfaces``: the physical ones, and virtual ones with an address that is not link-local.
 
     ``omitted_virtual``: number of the other interfaces, not counting the loopback.
@@ -44,10 +42,9 @@ class NicFacts(Frozen):
 
     interfaces: tuple[Nic, ...]
     omitted_virtual: int
-    unreadable: dict[str, str] = {}
 
 
-class RdmaPort(Frozen):
+class RdmaPort(FileFacts):
     """A port of an RDMA device, with the texts of /sys.
 
     ``state``: logical state, such as ACTIVE. ``physical_state``: such as LinkUp. ``rate``: such as 400 Gb/sec (4X NDR).
@@ -60,10 +57,9 @@ class RdmaPort(Frozen):
     rate: str | None
     link_layer: str | None
     netdev: str | None
-    unreadable: dict[str, str] = {}
 
 
-class RdmaDevice(Frozen):
+class RdmaDevice(FileFacts):
     """One RDMA device. ``verbs_accessible``: whether this user can open /dev/infiniband/uverbs* of the device here."""
 
     name: str
@@ -72,15 +68,13 @@ class RdmaDevice(Frozen):
     numa_node: int | None
     verbs_accessible: bool | None
     ports: tuple[RdmaPort, ...]
-    unreadable: dict[str, str] = {}
 
 
-class RdmaFacts(Frozen):
+class RdmaFacts(FileFacts):
     """``devices`` is empty if there are none, or if /sys is unreadable (then ``unreadable`` has the error)."""
 
     devices: tuple[RdmaDevice, ...]
     peermem: bool  # the module nvidia_peermem is loaded: GPUDirect RDMA works without dma-buf
-    unreadable: dict[str, str] = {}
 
     @property
     def status_readable(self) -> bool:

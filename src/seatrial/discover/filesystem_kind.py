@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from seatrial.discover.file_readers import path_under, read_text
+from seatrial.discover.file_readers import FileFacts, path_under, read_text
 from seatrial.discover.filesystem import MountEntry
 from seatrial.model import Frozen
 from seatrial.util import data_files
@@ -34,7 +34,7 @@ class FilesystemSetting(Frozen):
     source: str
 
 
-class FilesystemKind(Frozen):
+class FilesystemKind(FileFacts):
     """The kind of a mounted filesystem. ``name``: such as ``Lustre``. ``evidence``: how the kind was recognized.
 
     ``network``: whether it is a network filesystem, None for an unknown type.
@@ -47,7 +47,6 @@ class FilesystemKind(Frozen):
     evidence: str
     quota_tool: str = ""
     settings: tuple[FilesystemSetting, ...] = ()
-    unreadable: dict[str, str] = {}
 
 
 def identify(entry: MountEntry, root: Path = Path("/")) -> FilesystemKind:

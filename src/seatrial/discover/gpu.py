@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.discover import pcie
-from seatrial.discover.file_readers import FieldReader, read_text
+from seatrial.discover.file_readers import FieldReader, FileFacts, read_text
 from seatrial.discover.nvml import Gpu, NvmlReader, NvmlUnavailableError, error_kind, nvml_session, read_gpu
-from seatrial.model import Frozen, UsageError
+from seatrial.model import UsageError
 from seatrial.util import processes
 
 # NVML's level of the common ancestor of two GPUs -> its name in nvidia-smi topo -m
@@ -22,7 +22,7 @@ _DRIVER_TIMEOUT_S = 120.0
 _NO_GPU = ("", "-1", "NoDevFiles")  # NoDevFiles: set by Slurm for a job without GPUs
 
 
-class GpuFacts(Frozen):
+class GpuFacts(FileFacts):
     """GPUs from NVML and from the PCI bus.
 
     ``gpus``: the usable ones. ``failed_gpus``: index and error of GPUs that are lost or that the driver cannot open.
@@ -42,7 +42,6 @@ class GpuFacts(Frozen):
     pci_devices: tuple[str, ...] = ()
     not_assigned: tuple[str, ...] = ()
     topology: tuple[tuple[str, ...], ...] = ()
-    unreadable: dict[str, str] = {}
 
     @property
     def installed_gpus(self) -> int:

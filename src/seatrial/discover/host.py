@@ -16,7 +16,7 @@ from typing import Literal
 from pydantic import JsonValue
 
 from seatrial.discover import clock, cpu_memory, fabric, filesystem, software
-from seatrial.discover.file_readers import FieldReader, read_line, read_text
+from seatrial.discover.file_readers import FieldReader, FileFacts, read_line, read_text
 from seatrial.model import Frozen
 from seatrial.util import resolver
 from seatrial.util.text import printable
@@ -27,7 +27,7 @@ _CAP_IPC_LOCK = 14  # capabilities(7): locks memory regardless of RLIMIT_MEMLOCK
 Amount = int | Literal["unlimited"]
 
 
-class OsFacts(Frozen):
+class OsFacts(FileFacts):
     """``machine`` is vendor and product name; ``machine_id`` is a digest, since machine-id(5) is confidential."""
 
     name: str | None
@@ -36,7 +36,6 @@ class OsFacts(Frozen):
     machine: str | None
     container: str | None
     machine_id: str | None = None
-    unreadable: dict[str, str] = {}
 
 
 class Ulimit(Frozen):
@@ -46,7 +45,7 @@ class Ulimit(Frozen):
     hard: Amount
 
 
-class LimitFacts(Frozen):
+class LimitFacts(FileFacts):
     """Resource limits; with the capability CAP_IPC_LOCK (``ipc_lock``) the memlock limit does not apply."""
 
     memlock: Ulimit
@@ -54,15 +53,13 @@ class LimitFacts(Frozen):
     stack: Ulimit
     nproc: Ulimit
     ipc_lock: bool | None
-    unreadable: dict[str, str] = {}
 
 
-class HostnameFacts(Frozen):
+class HostnameFacts(FileFacts):
     """The name of this host, and the addresses to which it resolves on this host."""
 
     name: str | None
     addresses: tuple[str, ...]
-    unreadable: dict[str, str] = {}
 
     @property
     def routable(self) -> bool:
