@@ -14,7 +14,7 @@ from seatrial.model import Frozen
 _RECORD = re.compile(r"\d+,\d+,(\d+),[^;\n]*;(.*)")
 # The format in NVIDIA's documentation of Xids; also "(0000:03:00)" of old drivers, "(PCI:0000:05:00 GPU-I:05)" of MIG
 XID = r"NVRM: Xid \((?:PCI:)?(?P<bdf>[0-9a-fA-F:.]{5,16})[^)\n]{0,40}\): "
-_XID_EVENT = re.compile(rf"{XID}(\d{{1,6}}), ?(.*)")
+_XID_EVENT = re.compile(rf"{XID}(\d{{1,6}}),")
 _RECORD_BYTES = 8192  # bytes per read: the size of the largest record
 _MAX_RECORDS = 200_000  # so that the loop ends although the kernel goes on writing
 _MAX_XIDS = 1000  # the last ones are kept
@@ -26,7 +26,6 @@ class XidEvent(Frozen):
     seconds: float
     address: str
     number: int
-    text: str
 
 
 class KernelLog(Frozen):
@@ -61,7 +60,7 @@ def read(root: Path = Path("/")) -> KernelLog:
                     seconds = int(record[1]) / 1e6
                     from_s = seconds if from_s is None else from_s
                     if xid := _XID_EVENT.search(record[2]):
-                        xids.append(XidEvent(seconds=seconds, address=xid[1], number=int(xid[2]), text=xid[3][:200]))
+                        xids.append(XidEvent(seconds=seconds, address=xid[1], number=int(xid[2])))
     finally:
         os.close(descriptor)
     return KernelLog(from_s=from_s, xids=tuple(xids))

@@ -90,7 +90,7 @@ def settings() -> Settings:
 
 def nodes() -> tuple[SlurmNode, ...]:
     """All nodes except those in state FUTURE. Raises ValueError on unexpected output."""
-    every_node = slurm_output.parse_nodes(command_output(["scontrol", "--all", "--details", "show", "nodes"]))
+    every_node = slurm_output.parse_nodes(command_output(["scontrol", "--all", "show", "nodes"]))
     return tuple(node for node in every_node if node.state != "FUTURE")
 
 

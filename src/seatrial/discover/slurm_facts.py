@@ -245,7 +245,6 @@ class SlurmNode(_Record):
     cpus: _Count = Field(None, alias="CPUTot")
     memory_bytes: _Mebibytes = Field(None, alias="RealMemory")
     gres: _Gres = ()
-    gres_used: _Gres | None = None
     partitions: _Names = ()
     reservation: str = Field("", alias="ReservationName")  # empty without one, and where Slurm does not show it
     comment: _Text = ""
@@ -312,7 +311,6 @@ class Partition(_Record):
     name: str = Field(alias="PartitionName")
     state: str
     nodes: _Text = ""
-    total_nodes: _Count = None
     default: Annotated[bool, _from_text(lambda text: text == "YES")]
     max_time_s: _Clock = Field(None, alias="MaxTime")
     default_time_s: _Clock = Field(None, alias="DefaultTime")

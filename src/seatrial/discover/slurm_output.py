@@ -52,10 +52,7 @@ def parse_settings(text: str) -> Settings:
 
 
 def parse_nodes(text: str) -> tuple[SlurmNode, ...]:
-    """The nodes in the output of ``scontrol show nodes``. Raises ValueError on an unexpected record.
-
-    ``gres_used`` is None without the option ``--details``.
-    """
+    """The nodes in the output of ``scontrol show nodes``. Raises ValueError on an unexpected record."""
     return _parsed(SlurmNode, text, "NodeName", _FREE_TEXT_OF_NODE)
 
 

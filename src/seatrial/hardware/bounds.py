@@ -13,6 +13,7 @@ from seatrial.hardware.links import (
     COLLECTIVE,
     Links,
     active_nvlinks,
+    all_known,
     network_to_busbw_ratio,
     nvlink_to_busbw_ratio,
 )
@@ -45,11 +46,8 @@ class MetricLookup:
 def hardware_bound(lookup: MetricLookup, facts: Mapping[str, JsonValue], references: References) -> Bound | None:
     """The highest bound of the metric over all GPU models in ``facts``; None if a model has no known bound."""
     skus = [references.sku(name) for name in str(facts.get("gpu") or "").split(MODEL_SEPARATOR)]
-    bounds = [_sku_bound(sku, lookup, facts, references) for sku in skus]
-    available = [bound for bound in bounds if bound]
-    if not available or len(available) < len(bounds):
-        return None
-    return max(available, key=lambda bound: bound.value)
+    bounds = all_known(_sku_bound(sku, lookup, facts, references) for sku in skus)
+    return max(bounds, key=lambda bound: bound.value, default=None)
 
 
 def _sku_bound(
@@ -193,11 +191,8 @@ def physical_base(lookup: MetricLookup, facts: Mapping[str, JsonValue], referenc
         spec = sku.spec.get(key) if isinstance(sku, Sku) else None
         of_spec = Bound(spec.value, spec.unit, f"{model} has {spec.value:g} {spec.unit} of {key}") if spec else None
         bounds.append(references.gpu_bounds.get(model, {}).get(key) or of_spec)
-    known = [bound for bound in bounds if bound]
-    if not known or len(known) < len(bounds):
-        return None
-    lowest = min(known, key=lambda bound: bound.value)
-    return _scaled(lowest, 2, " directions") if lookup.bounded_by == BIDIRECTIONAL else lowest
+    lowest = min(all_known(bounds), key=lambda bound: bound.value, default=None)
+    return _scaled(lowest, 2, " directions") if lowest and lookup.bounded_by == BIDIRECTIONAL else lowest
 
 
 def bounds_by_model(gpus: Iterable[Mapping[str, JsonValue]]) -> dict[str, dict[str, Bound]]:
@@ -206,83 +201,62 @@ def bounds_by_model(gpus: Iterable[Mapping[str, JsonValue]]) -> dict[str, dict[s
     for gpu in gpus:
         of_model = highest.setdefault(str(gpu.get("name") or ""), {})
         for key, bound in measured_bounds(gpu).items():
-            if isinstance(bound, Bound) and (key not in of_model or bound.value > of_model[key].value):
+            if key not in of_model or bound.value > of_model[key].value:
                 of_model[key] = bound
     return highest
 
 
-def measured_bounds(gpu: Mapping[str, JsonValue]) -> dict[str, Bound | str]:
-    """The bounds of one GPU by the keys of a SKU's spec, or why there is none, from what NVML reports of it.
+def measured_bounds(gpu: Mapping[str, JsonValue]) -> dict[str, Bound]:
+    """The known bounds of one GPU by the keys of a SKU's spec, from what NVML reports of it.
 
     ``hbm``, ``nvlink`` and ``pcie`` in GB/s, the latter two in one direction, and bf16, fp16, tf32 and fp8 in TFLOP/s.
+    A bound is unknown without its facts, and if a present value is above its maximum: NVML contradicts itself.
     """
     tensor = {dtype: _tensor_bound(gpu, dtype) for dtype in _TENSOR_RATES}
-    return {"hbm": _memory_bound(gpu), "nvlink": _nvlink_bound(gpu), "pcie": _pcie_bound(gpu), **tensor}
+    bounds = {"hbm": _memory_bound(gpu), "nvlink": _nvlink_bound(gpu), "pcie": _pcie_bound(gpu), **tensor}
+    return {key: bound for key, bound in bounds.items() if bound}
 
 
-def _memory_bound(gpu: Mapping[str, JsonValue]) -> Bound | str:
+def _memory_bound(gpu: Mapping[str, JsonValue]) -> Bound | None:
     """Clock × bus width × 2 transfers. The maximum clock counts: a lowered one is a fault that lowers the value."""
     clock, width = _positive(gpu, "memory_clock_max_mhz"), _positive(gpu, "memory_bus_width_bits")
-    if clock is None or width is None:
-        return _missing(gpu, "memory_clock_max_mhz", "memory_bus_width_bits")
-    if (now := _positive(gpu, "memory_clock_mhz")) and now > clock:
-        return f"NVML contradicts itself: the memory clock is {now:g} MHz, its maximum {clock:g} MHz"
+    if not clock or not width or _positive(gpu, "memory_clock_mhz") > clock:
+        return None
     return Bound(clock * width * 2 / 8e3, "GB/s", f"NVML: memory clock {clock:g} MHz × {width:g} bit × 2")
 
 
-def _nvlink_bound(gpu: Mapping[str, JsonValue]) -> Bound | str:
+def _nvlink_bound(gpu: Mapping[str, JsonValue]) -> Bound | None:
+    """The rate of the NVLinks; unknown if they do not all lead to a switch, since two GPUs then share some of them."""
     links = active_nvlinks(gpu)
-    if links is None:
-        return "NVML reports no active NVLink, or a rate of 0, or none"
-    nvlinks = gpu.get("nvlinks")
-    active = (
-        [each for each in nvlinks if isinstance(each, dict) and each.get("active")] if isinstance(nvlinks, list) else []
-    )
-    if not all(each.get("remote") == "switch" for each in active):
-        return "not all active NVLinks lead to a switch: the rate between two GPUs is unknown"
+    if links is None or not links.all_to_switches:
+        return None
     return Bound(links.gb_s, "GB/s", f"NVML: {links.active} active NVLinks, {format_value(links.gb_s, 'GB/s')} in all")
 
 
-def _pcie_bound(gpu: Mapping[str, JsonValue]) -> Bound | str:
+def _pcie_bound(gpu: Mapping[str, JsonValue]) -> Bound | None:
     """Lanes × rate. An idle GPU lowers the generation, so that the maximum of GPU and slot counts."""
-    if gpu.get("c2c"):
-        return "the path to the host is NVLink-C2C, whose rate NVML does not report"
     generation, width = _positive(gpu, "pcie_gen_max"), _positive(gpu, "pcie_width")
-    if generation is None or width is None:
-        return _missing(gpu, "pcie_gen_max", "pcie_width")
-    for name, value in (("pcie_gen", generation), ("pcie_width", _positive(gpu, "pcie_width_max") or width)):
-        if (now := _positive(gpu, name)) and now > value:
-            return f"NVML contradicts itself: {name} is {now:g}, its maximum {value:g}"
-    if (lane := _PCIE_LANE_GB_S.get(int(generation))) is None:
-        return f"the rate of PCIe {generation:g} is unknown"
+    lane = _PCIE_LANE_GB_S.get(int(generation))
+    contradicts = _positive(gpu, "pcie_gen") > generation or width > (_positive(gpu, "pcie_width_max") or width)
+    if gpu.get("c2c") or not lane or not width or contradicts:  # NVML does not report the rate of NVLink-C2C
+        return None
     return Bound(lane * width, "GB/s", f"NVML: PCIe {generation:g} ×{width:g}")
 
 
-def _tensor_bound(gpu: Mapping[str, JsonValue], dtype: str) -> Bound | str:
+def _tensor_bound(gpu: Mapping[str, JsonValue], dtype: str) -> Bound | None:
     """SMs × operations in a clock × maximum clock, by the compute capability."""
     cores, clock = _positive(gpu, "cores"), _positive(gpu, "sm_clock_max_mhz")
-    if cores is None or clock is None:
-        return _missing(gpu, "cores", "sm_clock_max_mhz")
-    capability = gpu.get("compute_capability")
-    row = _tensor_cores().get(str(capability))
-    if row is None or (dtype == "fp8" and not row.fp8):
-        return f"the tensor cores of compute capability {capability} have no known rate in {dtype}"
-    if (now := _positive(gpu, "sm_clock_mhz")) and now > clock:
-        return f"NVML contradicts itself: the SM clock is {now:g} MHz, its maximum {clock:g} MHz"
+    row = _tensor_cores().get(str(gpu.get("compute_capability")))
+    if not cores or not clock or row is None or (dtype == "fp8" and not row.fp8):
+        return None
+    if _positive(gpu, "sm_clock_mhz") > clock:
+        return None
     sms, operations = cores / row.cores, row.tensor * _TENSOR_RATES[dtype]
     text = f"NVML: {sms:g} SMs at up to {clock:g} MHz; {operations:g} operations of an SM in a clock ({row.source})"
     return Bound(sms * operations * clock / 1e6, "TFLOP/s", text)
 
 
-def _positive(gpu: Mapping[str, JsonValue], name: str) -> float | None:
-    """The fact if it is a positive number."""
+def _positive(gpu: Mapping[str, JsonValue], name: str) -> float:
+    """The fact; 0 if it is no positive number."""
     value = gpu.get(name)
-    return value if isinstance(value, int | float) and type(value) is not bool and value > 0 else None
-
-
-def _missing(gpu: Mapping[str, JsonValue], *names: str) -> str:
-    """Which facts are no positive numbers, with the error of NVML if there is one."""
-    errors = gpu.get("unreadable")
-    errors = errors if isinstance(errors, dict) else {}
-    found = (f"{name} ({errors.get(name, gpu.get(name))})" for name in names if _positive(gpu, name) is None)
-    return f"NVML reports no {' and no '.join(found)}"
+    return value if isinstance(value, int | float) and type(value) is not bool and value > 0 else 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from seatrial.config.schema import Fabric
-from seatrial.hardware.links import Links
+from seatrial.hardware.links import Links, all_known
 from seatrial.hardware.network_bounds import (
     SOFT_TOLERANCE,
     LinkKind,
@@ -86,11 +86,10 @@ def model_value(
     port_count, port_gbps, ports_text = network
     model_nodes = [node_links(sku, ranks // nodes, port_count, port_gbps, ports_text) for sku in skus]
     model_nodes = model_nodes or [NodeLinks(ranks // nodes, port_count, port_gbps, ports_text)]
-    bounds = [network_bound(operation, algorithm, nodes, node) for node in model_nodes]
-    present = [bound for bound in bounds if bound]
-    if not present or len(present) < len(bounds):
+    bounds = all_known(network_bound(operation, algorithm, nodes, node) for node in model_nodes)
+    if not bounds:
         return f"no formula for {operation} between nodes"
-    lowest = min(present, key=lambda bound: bound.value)
+    lowest = min(bounds, key=lambda bound: bound.value)
     if lowest.link is LinkKind.PCIE:
         value = format_value(lowest.value, "GB/s")
         return f"PCIe limits {operation} to {value}; no source states the share of it that good clusters reach"
@@ -102,11 +101,11 @@ def model_value(
 
 def _nvlink_domain_bound(skus: Sequence[Sku]) -> NetworkBound | None:
     """The rate of a GPU's NVLinks, the lowest of all models: with NVLink between nodes, all GPUs are as on one node."""
-    rates = [sku.spec["nvlink"].value for sku in skus if "nvlink" in sku.spec]
-    if len(rates) < len(skus):
+    slowest = min((spec.value for spec in all_known(sku.spec.get("nvlink") for sku in skus)), default=None)
+    if slowest is None:
         return None
-    text = f"{format_value(min(rates), 'GB/s')} of NVLink per GPU; binding link: {LinkKind.NVLINK}"
-    return NetworkBound(min(rates), LinkKind.NVLINK, text)
+    text = f"{format_value(slowest, 'GB/s')} of NVLink per GPU; binding link: {LinkKind.NVLINK}"
+    return NetworkBound(slowest, LinkKind.NVLINK, text)
 
 
 def key_parts(key: str) -> tuple[str, str, str]:

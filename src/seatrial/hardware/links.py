@@ -11,11 +11,12 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from seatrial.hardware import networks
 from seatrial.model import GPUS_USED, Measurement
 
+T = TypeVar("T")
 # Values of ``bounds.MetricLookup.bounded_by`` that are no key of a SKU's spec (bf16, hbm, pcie, nvlink).
 # BIDIRECTIONAL: both directions of a GPU's links. COLLECTIVE: the bandwidth of a collective over the GPU's links,
 # switches and the network.
@@ -137,9 +138,7 @@ def read(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
     facts = partial(role_facts, measurements=measurements, checks=checks)
     inventories = facts("gpus")
     gpus = [gpu for measurement, value in inventories for gpu in _used_gpus(value, measurement.facts.get(GPUS_USED))]
-    nvlinks = [active_nvlinks(gpu) for gpu in gpus]
-    readable = [each for each in nvlinks if each]
-    slowest = min(readable, key=lambda each: each.gb_s) if readable and len(readable) == len(gpus) else None
+    slowest = min(all_known(map(active_nvlinks, gpus)), key=lambda each: each.gb_s, default=None)
     hcas = facts("hcas")
     used_ports = {node: ports for _, value in hcas for node, ports in _names_by_node(value).items()}
     rdma = facts("rdma_devices")
@@ -186,18 +185,28 @@ def role_facts(
     )
 
 
+def all_known(values: Iterable[T | None]) -> list[T]:
+    """The values; none if one of them is None."""
+    listed = list(values)
+    known = [value for value in listed if value is not None]
+    return known if len(known) == len(listed) else []
+
+
 class ActiveNvlinks(NamedTuple):
-    """The number of active links of a GPU and their total unidirectional rate in GB/s."""
+    """The active links of a GPU: number, total unidirectional rate in GB/s, and whether all lead to a switch."""
 
     active: int
     gb_s: float
+    all_to_switches: bool
 
 
 def active_nvlinks(gpu: Mapping[str, Any]) -> ActiveNvlinks | None:
     """The active links of a GPU; None if there are none, or if the speed of one of them is unknown or 0."""
-    speeds = [link.get("speed_gb_s") for link in _mappings(gpu.get("nvlinks")) if link.get("active")]
-    readable = [speed for speed in speeds if isinstance(speed, int | float) and speed > 0]
-    return ActiveNvlinks(len(readable), sum(readable)) if readable and len(readable) == len(speeds) else None
+    links = [link for link in _mappings(gpu.get("nvlinks")) if link.get("active")]
+    speeds: list[Any] = [link.get("speed_gb_s") for link in links]
+    if not speeds or not all(isinstance(speed, int | float) and speed > 0 for speed in speeds):
+        return None
+    return ActiveNvlinks(len(speeds), sum(speeds), all(link.get("remote") == "switch" for link in links))
 
 
 def nvlink_to_busbw_ratio(operation: str, algorithm: str, ranks: int, nodes: int = 1) -> float:
@@ -261,14 +270,12 @@ def _common_ports(ports_of_nodes: Collection[_NodePorts | None]) -> RdmaPorts | 
     If all nodes have the same number of ports, but some nodes have slower ports, the result is that of the node with
     the most fast ports: a slow port is a fault, and the expected bandwidth is the bandwidth of healthy nodes.
     """
-    present = [ports for ports in ports_of_nodes if ports]
-    kinds = {(ports.fastest.kind, ports.fastest.gbps) for ports in present}
-    counts = {ports.fastest.count for ports in present}
-    if len(present) < len(ports_of_nodes) or len(kinds) != 1:
+    known = all_known(ports_of_nodes)
+    kinds = {(ports.fastest.kind, ports.fastest.gbps) for ports in known}
+    counts = {ports.fastest.count for ports in known}
+    if len(kinds) != 1 or (len(counts) > 1 and len({ports.active for ports in known}) > 1):
         return None
-    if len(counts) > 1 and len({ports.active for ports in present}) > 1:
-        return None
-    return max((ports.fastest for ports in present), key=lambda ports: ports.count)
+    return max((ports.fastest for ports in known), key=lambda ports: ports.count)
 
 
 def _fastest_ports(rdma: Any, used: frozenset[str] | None) -> _NodePorts | None:

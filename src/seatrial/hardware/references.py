@@ -77,9 +77,8 @@ class Sku(Frozen):
 class Reference:
     """A reference value and its origin. ``required``: a published minimum, one more limit besides ``fail_below``.
 
-    ``peer_spread``: the spread of the peer group, if the value is the median of the group. If the value is a bound of
-    the network, ``fail_below`` and ``warn_below`` replace the shares of the rule, and ``arithmetic`` is the computation
-    of the bound as text.
+    If the value is a bound of the network, ``fail_below`` and ``warn_below`` replace the shares of the rule, and
+    ``arithmetic`` is the computation of the bound as text.
     """
 
     value: float
@@ -87,7 +86,6 @@ class Reference:
     kind: BasisKind
     name: str
     source: str
-    peer_spread: float | None = None
     required: float | None = None
     warns_only: bool = False  # see ReferenceValue
     runs: int = 0  # number of runs from which a value of the site's baseline was learned
@@ -204,7 +202,7 @@ class References:
             return reference
         name = f"{len(peers.values)} subjects on {peers.model}" + (f" in {peers.node}" if peers.node else "")
         source = f"{reference}; a comparison with peers can show that single subjects are slow, but not that all are"
-        return Reference(peers.median, unit, BasisKind.PEERS, name, source, peers.spread)
+        return Reference(peers.median, unit, BasisKind.PEERS, name, source)
 
     def site_or_sku_reference(self, key: str, facts: Mapping[str, JsonValue]) -> Reference | str:
         """The value of the site's baseline or of the SKU data, or the reason why there is none.
@@ -213,9 +211,8 @@ class References:
         model has one. Results are cached, since thousands of GPUs share a value.
         """
         gpu, ranks, nodes = facts.get("gpu"), facts.get("world_size"), facts.get("nodes")
-        is_valid = type(gpu) is str and type(ranks) is int and type(nodes) is int  # other values may not be hashable
-        hardware = (gpu, ranks, nodes) if is_valid else (repr(gpu), repr(ranks), repr(nodes))
-        cache_key = (key, self._algorithm(key, facts), *hardware)
+        # repr, since values of another type may not be hashable
+        cache_key = (key, self._algorithm(key, facts), repr(gpu), repr(ranks), repr(nodes))
         if (reference := self._cache.get(cache_key)) is None:
             reference = self._cache[cache_key] = self._site_or_sku_reference(key, facts)
         return reference
