@@ -101,7 +101,7 @@ class RdmaFacts(FileFacts):
         ]
 
 
-def read_nics(root: Path = Path("/")) -> NicFacts:
+def read_nics(root: Path) -> NicFacts:
     """The network interfaces in /sys under ``root``, without the loopback."""
     reader = FieldReader()
     folder = root / "sys/class/net"
@@ -133,7 +133,7 @@ def interface_addresses() -> dict[str, tuple[str, ...]]:
     }
 
 
-def read_rdma(root: Path = Path("/")) -> RdmaFacts:
+def read_rdma(root: Path) -> RdmaFacts:
     """The RDMA devices in /sys under ``root``."""
     reader = FieldReader()
     return RdmaFacts(

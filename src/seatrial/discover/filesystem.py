@@ -74,11 +74,6 @@ class MountEntry(NamedTuple):
     type: str
     source: str
 
-    @property
-    def pseudo(self) -> bool:
-        """Whether the filesystem has no storage, or belongs to the operating system."""
-        return bool(_PSEUDO_TYPE.fullmatch(self.type) or _SYSTEM_MOUNT.fullmatch(f"{self.type} {self.target}"))
-
 
 class Usage(NamedTuple):
     """Size and free space of a filesystem in bytes; ``path``: the path under ``root``, with symbolic links resolved."""
@@ -96,7 +91,11 @@ def read(root: Path = Path("/")) -> MountFacts:
     """
     reader = FieldReader()
     entries = reader("filesystems", lambda: mountinfo(read_text(root / "proc/self/mountinfo"))) or []
-    with_storage = [entry for entry in entries if not entry.pseudo]
+    with_storage = [
+        entry
+        for entry in entries
+        if not (_PSEUDO_TYPE.fullmatch(entry.type) or _SYSTEM_MOUNT.fullmatch(f"{entry.type} {entry.target}"))
+    ]
     reported = _without_duplicates(with_storage)
 
     def start_usage(path: str) -> Future[Usage]:

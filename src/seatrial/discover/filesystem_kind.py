@@ -49,7 +49,7 @@ class FilesystemKind(FileFacts):
     settings: tuple[FilesystemSetting, ...] = ()
 
 
-def identify(entry: MountEntry, root: Path = Path("/")) -> FilesystemKind:
+def identify(entry: MountEntry, root: Path) -> FilesystemKind:
     """The kind of the filesystem that this host mounts with ``entry``; /proc and /sys are under ``root``."""
     options = entry.options.split(",")
     for name, row in table()["filesystems"].items():

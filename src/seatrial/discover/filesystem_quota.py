@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from seatrial.model import Frozen
-from seatrial.util.processes import CommandResult, run_command
+from seatrial.util.processes import run_command
 from seatrial.util.text import error_text, printable
 
 TOOL_TIMEOUT_S = 20.0  # lfs asks every server; a healthy one answers in milliseconds
-Run = Callable[[Sequence[str], float], CommandResult]
 # The table titles of lfs and quota; some versions of lfs call the columns bquota, blimit, iquota, ...
 _TITLE = re.compile(
     r"\s*Filesystem\s+(kbytes|blocks|space|used)\s+b?quota\s+b?limit\s+b?grace\s+files\s+i?quota\s+i?limit\s+i?grace\s*"
@@ -78,9 +77,7 @@ class _Query(NamedTuple):
     parse: Callable[[str], Quota | None]
 
 
-def read_quota(
-    tool: str, path: str, filesystem_count: int = 1, run: Run = run_command, *, gid: int | None = None
-) -> QuotaReading:
+def read_quota(tool: str, path: str, filesystem_count: int = 1, *, gid: int | None = None) -> QuotaReading:
     """The quota at ``path`` with the largest share in use: of this process's user, the group, or Lustre's project.
 
     ``tool``: lfs, beegfs, quota, or statvfs for filesystems whose quota is the size of the folder. For any other tool
@@ -95,14 +92,14 @@ def read_quota(
     user_queries, group_queries = _owner_queries(tool, path, os.getegid() if gid is None else gid)
     if not user_queries:
         return QuotaReading(command="", reason="seatrial knows no quota tool for this type")
-    user_reading = _read_first(user_queries, run)
+    user_reading = _read_first(user_queries)
     if user_reading.reason:  # the other queries would fail, or hang, in the same way
         return user_reading
     readings = [user_reading]
     if not user_reading.command.startswith("beegfs "):  # the output of BeeGFS 8 has the group too
-        readings.append(_read_first(group_queries, run))
+        readings.append(_read_first(group_queries))
     if tool == "lfs":
-        readings.append(_read_project(path, run))
+        readings.append(_read_project(path))
     fullest = max(readings, key=_used_percent)  # the user's if none has a limit
     return fullest.model_copy(update={"unread": tuple(reading.reason for reading in readings if reading.reason)})
 
@@ -134,27 +131,27 @@ def _owner_queries(tool: str, path: str, gid: int) -> tuple[list[_Query], list[_
     return [], []
 
 
-def _read_first(queries: list[_Query], run: Run) -> QuotaReading:
+def _read_first(queries: list[_Query]) -> QuotaReading:
     """The reading of the first query that succeeds; if all fail, a reading with the reasons of all."""
     reasons: list[str] = []
     for argv, parse in queries:
         try:
-            return QuotaReading(command=" ".join(argv), quota=parse(tool_output(argv, run)))
+            return QuotaReading(command=" ".join(argv), quota=parse(_tool_output(argv)))
         except ValueError as error:
             reasons.append(str(error))
     return QuotaReading(command=" or ".join(" ".join(argv[:2]) for argv, _ in queries), reason="; ".join(reasons))
 
 
-def _read_project(path: str, run: Run) -> QuotaReading:
+def _read_project(path: str) -> QuotaReading:
     """The quota of the project that new files in the folder belong to; project 0 has none."""
     argv = ["lfs", "project", "-d", path]
     try:
-        project = parse_project(tool_output(argv, run))
+        project = parse_project(_tool_output(argv))
     except ValueError as error:
         return QuotaReading(command=" ".join(argv), reason=str(error))
     if project == 0:
         return QuotaReading(command=" ".join(argv))
-    return _read_first([_Query(["lfs", "quota", "-p", str(project), path], parse_quota_table)], run)
+    return _read_first([_Query(["lfs", "quota", "-p", str(project), path], parse_quota_table)])
 
 
 def _used_percent(reading: QuotaReading) -> float:
@@ -171,15 +168,15 @@ def parse_project(text: str) -> int:
     return int(match[1])
 
 
-def read_storage_targets(path: str, run: Run = run_command) -> StorageTargets:
+def read_storage_targets(path: str) -> StorageTargets:
     """How full the server disks of the Lustre filesystem at ``path`` are. Raises ValueError with the reason."""
-    return parse_lfs_df(tool_output(["lfs", "df", path], run))
+    return parse_lfs_df(_tool_output(["lfs", "df", path]))
 
 
-def tool_output(argv: Sequence[str], run: Run = run_command) -> str:
+def _tool_output(argv: Sequence[str]) -> str:
     """The standard output of a tool. Raises ValueError with a sentence that names the tool."""
     try:
-        result = run(argv, TOOL_TIMEOUT_S)
+        result = run_command(argv, TOOL_TIMEOUT_S)
     except FileNotFoundError:
         raise ValueError(f"{argv[0]} is not installed") from None
     except OSError as error:
@@ -240,9 +237,8 @@ def parse_beegfs_8(text: str, gid: int | None = None) -> Quota | None:
         try:
             row = json.loads(line)
             if row["type"] == "user" or row["id"] == gid:
-                bytes_used, bytes_limit = map(_beegfs_8_number, row["space"].split("/"))  # "USED/LIMIT"
-                files_used, files_limit = map(_beegfs_8_number, row["inode"].split("/"))
-                quotas.append(_beegfs_quota(bytes_used, bytes_limit, files_used, files_limit))
+                numbers = f"{row['space']}/{row['inode']}".split("/")  # "USED/LIMIT" of bytes, and of files
+                quotas.append(_beegfs_quota(*map(_beegfs_8_number, numbers)))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(_unexpected("beegfs: JSON with type, space and inode", line)) from error
     return _fullest(quotas, text)
@@ -306,9 +302,9 @@ def _beegfs_8_number(text: str) -> int | None:
     return None if value >= _BEEGFS_UNLIMITED else value
 
 
-def _beegfs_quota(
-    bytes_used: int | None, bytes_limit: int | None, files_used: int | None, files_limit: int | None
-) -> Quota:
+def _beegfs_quota(*numbers: int | None) -> Quota:
+    """The quota of used bytes, their limit, used files and their limit."""
+    bytes_used, bytes_limit, files_used, files_limit = numbers
     return Quota(
         bytes_used=bytes_used or 0, bytes_limit=bytes_limit, files_used=files_used or 0, files_limit=files_limit
     )

@@ -79,12 +79,13 @@ def read(root: Path = Path("/")) -> GpuFacts:
     return _with_pci_devices(root, _read_driver())
 
 
-def read_with_timeout(timeout_s: float = _DRIVER_TIMEOUT_S, root: Path = Path("/")) -> GpuFacts:
+def read_with_timeout(timeout_s: float = _DRIVER_TIMEOUT_S) -> GpuFacts:
     """GPU facts as from ``read``, but a separate process reads NVML, for at most ``timeout_s`` seconds.
 
     If that process does not answer in time, or fails, ``nvml_unavailable`` is set. A thread instead of a process could
     be stuck in the kernel, and would keep this process from exiting.
     """
+    root = Path("/")
     result = processes.run_command([sys.executable, "-P", "-m", "seatrial.discover.gpu"], timeout_s)
     if result.code == 0:
         return _with_pci_devices(root, GpuFacts.model_validate_json(result.out))

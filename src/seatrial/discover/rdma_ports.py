@@ -8,10 +8,11 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from seatrial.discover import fabric
-from seatrial.discover.file_readers import FieldReader, list_names, read_line, read_number
+from seatrial.discover.file_readers import FieldReader, list_names, read_line, read_number, read_text
 from seatrial.model import Frozen
 from seatrial.util import processes
 from seatrial.util.text import printable
@@ -108,7 +109,7 @@ def usable_roce_gid(gids: Sequence[Gid], configured_index: int | None = None) ->
     return min(valid, key=lambda gid: (":" in gid.address, gid.index), default=None)
 
 
-def read_ports(root: Path = Path("/")) -> tuple[PortDetails, ...]:
+def read_ports(root: Path) -> tuple[PortDetails, ...]:
     """All RDMA ports. Raises OSError if the devices or their ports cannot be listed."""
     rdma = fabric.read_rdma(root)
     if reason := rdma.unreadable.get("devices"):
@@ -239,26 +240,16 @@ def _gids(folder: Path) -> tuple[Gid, ...]:
         except (OSError, ValueError):
             continue
         if int(address) not in (0, 0xFE80 << 112):
-            kind = _line(folder / "gid_attrs/types" / str(index))
+            # None for a GID of another network namespace, whose type cannot be read
+            kind = FieldReader()("type", partial(read_line, folder / "gid_attrs/types" / str(index)))
             gids.append(Gid(index=index, address=str(address.ipv4_mapped or address), type=kind))
     return tuple(gids)
 
 
-def _line(path: Path) -> str | None:
-    """The line in a file; None if it cannot be read, such as the type of a GID of another network namespace."""
-    try:
-        return read_line(path)
-    except (OSError, ValueError):
-        return None
-
-
 def _table(path: Path, columns: int) -> list[list[str]]:
     """The rows with exactly ``columns`` columns of a table in /proc; empty if there is no such file."""
-    try:
-        rows = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
-    except OSError:
-        return []
-    return [row for row in rows if len(row) == columns]
+    text = FieldReader()("table", lambda: read_text(path)) or ""
+    return [row for row in map(str.split, text.splitlines()) if len(row) == columns]
 
 
 def _ethtool_capability(netdev: str) -> float:
@@ -271,7 +262,4 @@ def _ethtool_capability(netdev: str) -> float:
 
 def _names(folder: Path) -> Sequence[str]:
     """The sorted names in a folder; empty if it cannot be listed."""
-    try:
-        return list_names(folder)
-    except OSError:
-        return ()
+    return FieldReader()("names", lambda: list_names(folder)) or ()
