@@ -12,6 +12,7 @@ from pydantic import Field
 
 from seatrial.model import Frozen, JobFailure
 from seatrial.util import data_files
+from seatrial.util.grouping import grouped
 
 _FILE = "causes/kubernetes_jobs.yaml"
 _MAX_TEXT = 4096  # characters of a message that are searched and kept; the longest messages of Kubernetes have 2,000
@@ -90,25 +91,19 @@ def job_failures(pods_by_message: Mapping[str, Sequence[tuple[str, str]]], place
 
     ``pods_by_message``: message → (name, node) of the pods with this message; the node is empty if the pod has none.
     """
-    failures: dict[str, JobFailure] = {}  # id of the cause → failure
-    for message, pods in pods_by_message.items():
-        text = message[:_MAX_TEXT]
-        cause = find_start_cause(text)
-        if cause is None:
-            continue
-        nodes = tuple(dict.fromkeys(node for _, node in pods if node))
-        if cause.id in failures:
-            earlier = failures[cause.id]
-            nodes = tuple(dict.fromkeys((*earlier.nodes, *nodes)))
-            failures[cause.id] = earlier.model_copy(update={"nodes": nodes})
-            continue
-        # Not every message about an image names the image. The appended image of ``place`` is the match in this case.
-        name = re.search(cause.message.name, f'{text} image "{place.image}"') if cause.message.name else None
-        failures[cause.id] = JobFailure(
-            cause=cause.id,
-            name=name[1] if name else "",
-            message=text,
-            nodes=nodes,
-            first_command=place.filled(cause.first_command, pods[0][0] if pods else "POD"),
-        )
-    return tuple(failures.values())
+    causes = ((find_start_cause(message), (message[:_MAX_TEXT], pods)) for message, pods in pods_by_message.items())
+    return tuple(_failure(cause, messages, place) for cause, messages in grouped(causes).items() if cause)
+
+
+def _failure(cause: StartCause, messages: Sequence[tuple[str, Sequence[tuple[str, str]]]], place: Place) -> JobFailure:
+    """The failure for all messages of one cause, each with its pods; the first message is in it."""
+    text, pods = messages[0]
+    # Not every message about an image names the image. The appended image of ``place`` is the match in this case.
+    name = re.search(cause.message.name, f'{text} image "{place.image}"') if cause.message.name else None
+    return JobFailure(
+        cause=cause.id,
+        name=name[1] if name else "",
+        message=text,
+        nodes=tuple(dict.fromkeys(node for _, pods in messages for _, node in pods if node)),
+        first_command=place.filled(cause.first_command, pods[0][0] if pods else "POD"),
+    )

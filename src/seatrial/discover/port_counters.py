@@ -51,8 +51,7 @@ class PortErrorCounters:
                 self.before[key] = _read_count(file)
             except (OSError, ValueError) as error:
                 self.unavailable[key] = _error_text(error)
-                if isinstance(error, PermissionError):
-                    self.permission_denied.add(key)
+                self.permission_denied |= {key} if isinstance(error, PermissionError) else set()
 
     def end(self) -> None:
         """Read the counters again that were readable at ``begin``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
@@ -71,7 +71,7 @@ def model_value(
         if not (bound := _nvlink_domain_bound(skus)):
             return "no NVLink in the SKU data"
         return ModelValue(f"NVLink between {nodes} nodes", bound, limit, SOFT_TOLERANCE * bound.value)
-    network = _network(links, tcp)
+    network = _network(links, tcp, ranks // nodes)
     if isinstance(network, str):
         return network
     environment = facts.get("backend_environment")
@@ -83,9 +83,7 @@ def model_value(
     algorithm = forced_or_logged or default_algorithm(operation, nodes, nvls=nvls)
     if algorithm.startswith("CollNet"):  # published runs are at half of its bound, but not slower than Ring's
         algorithm = "Ring"
-    port_count, port_gbps, ports_text = network
-    model_nodes = [node_links(sku, ranks // nodes, port_count, port_gbps, ports_text) for sku in skus]
-    model_nodes = model_nodes or [NodeLinks(ranks // nodes, port_count, port_gbps, ports_text)]
+    model_nodes = [node_links(sku, network) for sku in skus] or [network]
     bounds = all_known(network_bound(operation, algorithm, nodes, node) for node in model_nodes)
     if not bounds:
         return f"no formula for {operation} between nodes"
@@ -114,20 +112,17 @@ def key_parts(key: str) -> tuple[str, str, str]:
     return operation, quantity, size
 
 
-def node_links(sku: Sku, gpus: int, ports: int, port_gbps: float, ports_text: str) -> NodeLinks:
-    """The links of a node with ``gpus`` GPUs of this model and these network ports."""
+def node_links(sku: Sku, node: NodeLinks) -> NodeLinks:
+    """The links of a node with GPUs of this model; ``node`` has their number and the network ports."""
     nvlink = sku.spec.get("nvlink_nccl") or sku.spec.get("nvlink")
     pcie = sku.spec.get("pcie")
     node_busbw: list[float] = []
     for size in _SATURATING_SIZES:
         references = sku.expected.get(f"all_reduce.busbw.{size}", ())
-        node_busbw += [each.value for each in references if each.gpus == gpus and each.nodes == 1]
+        node_busbw += [each.value for each in references if each.gpus == node.gpus and each.nodes == 1]
     highest = max(node_busbw, default=None)
-    return NodeLinks(
-        gpus=gpus,
-        ports=ports,
-        port_gbps=port_gbps,
-        ports_text=ports_text,
+    return replace(
+        node,
         nvlink=nvlink.value if nvlink else None,
         pcie=pcie.value if pcie else None,
         nvls_busbw=highest if sku.nvls else None,
@@ -135,12 +130,12 @@ def node_links(sku: Sku, gpus: int, ports: int, port_gbps: float, ports_text: st
     )
 
 
-def _network(links: Links, tcp: Fabric | None) -> tuple[int, float, str] | str:
-    """The number of ports of a node, Gbit/s of each, and their description; or why they are unknown."""
+def _network(links: Links, tcp: Fabric | None, gpus: int) -> NodeLinks | str:
+    """The ports of a node with ``gpus`` GPUs, or why they are unknown."""
     if links.network in ("rdma", "efa"):
         if links.ports is None:
             return "the rate of the RDMA ports is not known on all nodes, or the nodes have different ports"
-        return links.ports.count, links.ports.gbps, f"RDMA ports ({links.ports.kind})"
+        return NodeLinks(gpus, links.ports.count, links.ports.gbps, f"RDMA ports ({links.ports.kind})")
     if links.network != "tcp":
         if links.network or links.unknown_network:
             return f"no data of the network {links.unknown_network or links.network} that NCCL uses between nodes"
@@ -152,7 +147,7 @@ def _network(links: Links, tcp: Fabric | None) -> tuple[int, float, str] | str:
     # The higher rate counts: neither a port that negotiated a lower rate nor the trial lowers the threshold
     if tcp.rate and tcp.rate >= (read_gbps or 0):
         differs = f"; the interface reports {read_gbps:g} Gb/s" if read_gbps not in (None, tcp.rate) else ""
-        return 1, tcp.rate, f"{interfaces}, rate from cluster.fabric.rate{differs}"
+        return NodeLinks(gpus, 1, tcp.rate, f"{interfaces}, rate from cluster.fabric.rate{differs}")
     if read_gbps:
-        return 1, read_gbps, f"{interfaces}, rate read from the interface"
+        return NodeLinks(gpus, 1, read_gbps, f"{interfaces}, rate read from the interface")
     return f"the rate of {interfaces} cannot be read, or differs between nodes: set cluster.fabric.rate, e.g. 100 Gb/s"

@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from seatrial.hardware import networks
@@ -139,15 +140,13 @@ def read(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
     inventories = facts("gpus")
     gpus = [gpu for measurement, value in inventories for gpu in _used_gpus(value, measurement.facts.get(GPUS_USED))]
     slowest = min(all_known(map(active_nvlinks, gpus)), key=lambda each: each.gb_s, default=None)
-    hcas = facts("hcas")
-    used_ports = {node: ports for _, value in hcas for node, ports in _names_by_node(value).items()}
+    used_ports = _names_by_node(facts("hcas"))
     rdma = facts("rdma_devices")
     ports_of_nodes = {_fastest_ports(value, used_ports.get(measurement.subject)) for measurement, value in rdma}
     stated = [RdmaPorts(**ports) for _, ports in facts("stated_ports") if ports]
     nics = {measurement.subject: value for measurement, value in facts("nics")}
-    sockets = facts("socket_interfaces")
-    interfaces = {node: names for _, value in sockets for node, names in _names_by_node(value).items()}
-    tcp_of_nodes = {_tcp_interfaces(nics.get(node), names) for node, names in interfaces.items()}
+    sockets = _names_by_node(facts("socket_interfaces"))
+    tcp_of_nodes = {_tcp_interfaces(nics.get(node), names) for node, names in sockets.items()}
     nvls_channels = [value for _, value in facts("nvls_channels") if isinstance(value, int)]
     transports = _transport_names(facts("transports"))
     connections = _transport_names(facts("connections"))
@@ -250,9 +249,9 @@ def _used_gpus(gpus: Any, used: Any) -> list[Mapping[str, Any]]:
     return [gpu for gpu in _mappings(gpus) if isinstance(used, list) and gpu.get("index") in used]
 
 
-def _names_by_node(fact: Any) -> dict[str, frozenset[str]]:
+def _names_by_node(facts: Iterable[tuple[Measurement, Any]]) -> dict[str, frozenset[str]]:
     """Node → the ports or interfaces that NCCL uses, such as mlx5_0/1 or eth0."""
-    lists = fact.items() if isinstance(fact, Mapping) else ()
+    lists = chain.from_iterable(fact.items() for _, fact in facts if isinstance(fact, Mapping))
     return {node: frozenset(map(str, names)) for node, names in lists if isinstance(names, list) and names}
 
 
@@ -289,14 +288,13 @@ def _fastest_ports(rdma: Any, used: frozenset[str] | None) -> _NodePorts | None:
         for device in devices
         for port in _mappings(device.get("ports"))
     ]
-    if used:
-        ports = [(name, port) for name, port in ports if name in used]
-        if {name for name, _ in ports} != used:
-            return None
+    if used and not used <= {name for name, _ in ports}:
+        return None
     active: list[tuple[float, str]] = []  # (Gbit/s, kind) of each active port
-    for _, port in ports:
+    for name, port in ports:
         rate, kind = _RATE.match(str(port.get("rate") or "")), _KIND_BY_LINK_LAYER.get(str(port.get("link_layer")))
-        if port.get("state") == "ACTIVE" and rate and kind and (kind, float(rate[1])) != ("efa", _EFA_UNKNOWN_GBPS):
+        is_used = port.get("state") == "ACTIVE" and (not used or name in used)
+        if is_used and rate and kind and (kind, float(rate[1])) != ("efa", _EFA_UNKNOWN_GBPS):
             active.append((float(rate[1]), kind))
     if not active:
         return None
