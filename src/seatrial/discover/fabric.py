@@ -134,7 +134,6 @@ def interface_addresses() -> dict[str, tuple[str, ...]]:
 
 
 def read_rdma(root: Path) -> RdmaFacts:
-    """The RDMA devices in /sys under ``root``."""
     reader = FieldReader()
     return RdmaFacts(
         devices=tuple(_device(root, name) for name in reader("devices", lambda: _device_names(root)) or []),

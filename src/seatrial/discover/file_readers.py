@@ -62,7 +62,6 @@ def read_number(path: Path) -> int:
 
 
 def list_names(folder: Path) -> list[str]:
-    """The sorted names in a folder. Raises OSError."""
     return sorted(os.listdir(folder))
 
 

@@ -83,7 +83,6 @@ def identify(entry: MountEntry, root: Path) -> FilesystemKind:
 
 @cache
 def table() -> Any:
-    """The content of data/filesystems.yaml."""
     return data_files.read("filesystems.yaml")
 
 

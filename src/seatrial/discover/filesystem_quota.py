@@ -71,8 +71,6 @@ class StorageTargets(Frozen):
 
 
 class _Query(NamedTuple):
-    """A command, and the parser of its output."""
-
     argv: list[str]
     parse: Callable[[str], Quota | None]
 

@@ -31,8 +31,6 @@ _LIBRARY_FILE = re.compile(r"/(?:site|dist)-packages/(?!seatrial/)|/torch/|/lib/
 
 
 class Frame(NamedTuple):
-    """A frame of a Python stack."""
-
     file: str
     line: int
     function: str

@@ -158,7 +158,6 @@ def _topology(reader: NvmlReader, gpus: Sequence[Gpu], handles: Sequence[Any]) -
 
 
 def _with_pci_devices(root: Path, facts: GpuFacts) -> GpuFacts:
-    """``facts`` of the driver, with the GPUs on the PCI bus added."""
     reader = FieldReader()
     devices = reader("pci_devices", lambda: pcie.gpus(root)) or []
     usable = {gpu.pci_bus_id for gpu in facts.gpus}

@@ -114,7 +114,6 @@ class Readings:
 
     @property
     def uses(self) -> tuple[GpuUse, ...]:
-        """The newest reading of each GPU, by node and index."""
         return tuple(self._uses[key] for key in sorted(self._uses))
 
     def add(self, lines: Sequence[str]) -> None:

@@ -69,8 +69,6 @@ class HostnameFacts(FileFacts):
 
 
 class HostFacts(Frozen):
-    """The facts of one machine, without its GPUs."""
-
     os: OsFacts
     cpu: cpu_memory.CpuFacts
     memory: cpu_memory.MemoryFacts

@@ -60,7 +60,6 @@ class Kubectl:
     context: str | None = None
 
     def command(self, *args: str) -> list[str]:
-        """Return the command line for ``args``, such as ``get``, ``pods``."""
         options = [f"--context={self.context}"] if self.context else []
         options += [f"--namespace={self.namespace}"] if self.namespace else []
         return ["kubectl", *options, *args]

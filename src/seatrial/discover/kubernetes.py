@@ -51,8 +51,6 @@ _GPU_LABELS = (
 
 
 class ApiObject(BaseModel):
-    """A part of an object of the Kubernetes API."""
-
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
 
 
@@ -197,8 +195,6 @@ class ContainerStatus(ApiObject):
 
 
 class Pod(ApiObject):
-    """A pod: its node, its state and its readiness."""
-
     name: str = _at("metadata.name")
     namespace: str = _at("metadata.namespace", "")
     owners: tuple[Owner, ...] = _at("metadata.ownerReferences", ())
@@ -211,7 +207,6 @@ class Pod(ApiObject):
 
     @property
     def daemon_set(self) -> str | None:
-        """The name of the DaemonSet that the pod belongs to; None if it belongs to none."""
         return next((owner.name for owner in self.owners if owner.kind == "DaemonSet"), None)
 
     @property
@@ -220,7 +215,6 @@ class Pod(ApiObject):
 
     @property
     def started(self) -> bool:
-        """Whether the first container runs or has run."""
         return self._started_at is not None
 
     @property
@@ -293,7 +287,6 @@ class KubernetesData(Frozen):
 
 @cache
 def kubernetes_data() -> KubernetesData:
-    """The conditions, labels and namespaces of data/kubernetes.yaml."""
     content = data_files.read("kubernetes.yaml")
     return KubernetesData(
         bad_conditions={kind: row["status"] for row in content["conditions"] for kind in row["types"]},

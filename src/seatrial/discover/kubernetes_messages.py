@@ -96,7 +96,6 @@ def job_failures(pods_by_message: Mapping[str, Sequence[tuple[str, str]]], place
 
 
 def _failure(cause: StartCause, messages: Sequence[tuple[str, Sequence[tuple[str, str]]]], place: Place) -> JobFailure:
-    """The failure for all messages of one cause, each with its pods; the first message is in it."""
     text, pods = messages[0]
     # Not every message about an image names the image. The appended image of ``place`` is the match in this case.
     name = re.search(cause.message.name, f'{text} image "{place.image}"') if cause.message.name else None

@@ -94,17 +94,14 @@ class NcclLog(Frozen):
 
     @property
     def uses_sockets(self) -> bool:
-        """Whether this rank has a connection over TCP sockets."""
         return any(networks.kind(name) == "tcp" for name in self._networks)
 
     @property
     def rdma_without_gpudirect(self) -> bool:
-        """Whether this rank has a connection over RDMA without GPUDirect RDMA."""
         return any(networks.kind(name) in networks.RDMA and name.count("/") == 1 for name in self._networks)
 
     @property
     def _networks(self) -> tuple[str, ...]:
-        """The transports between nodes."""
         return tuple(name for name in self.transports if name.startswith(networks.PREFIX))
 
 
@@ -121,7 +118,6 @@ def read(path: Path, size: int = _MAX_BYTES, start: int = 0) -> NcclLog:
 
 
 def parse(text: str) -> NcclLog:
-    """The content of one rank's log."""
     channels, hcas, network = _CHANNELS.search(text), _first_match(_HCAS, text), _first_match(_NETWORK, text)
     provider = _first_match(_PROVIDER, text) or "provider not logged"
     interfaces = _SOCKET_INTERFACE.findall(_first_match(_SOCKET_INTERFACES, text) or "")

@@ -63,7 +63,6 @@ class PortErrorCounters:
 
 
 def _counter_files(port: Path) -> Iterator[tuple[str, Path]]:
-    """(counter, file) of each known error counter in the folder of a port."""
     for counter in counter_definitions().port:
         for folder in _FOLDERS:
             file = port / folder / counter

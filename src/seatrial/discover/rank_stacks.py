@@ -124,7 +124,6 @@ class HangEvidence:
         return rank_groups[0] if has_minority else ()
 
     def ranks_by_place(self) -> dict[str, tuple[int, ...]]:
-        """Place and abnormal process state → ranks."""
         ranks_by_place = grouped(
             ("; ".join(filter(None, (snapshot.place, snapshot.abnormal_state))), snapshot.rank)
             for snapshot in self.snapshots

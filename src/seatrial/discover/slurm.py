@@ -67,12 +67,10 @@ class TemporarilyRefused(SlurmRefused):
 
 
 def installed() -> bool:
-    """Whether this machine has Slurm's client commands."""
     return shutil.which("sinfo") is not None
 
 
 def ping() -> tuple[Ping, ...]:
-    """All controllers and whether they respond."""
     argv = ["scontrol", "ping"]
     result = run_command(argv, COMMAND_TIMEOUT_S)
     pings = slurm_output.parse_pings(result.out)
@@ -84,7 +82,6 @@ def ping() -> tuple[Ping, ...]:
 
 
 def settings() -> Settings:
-    """The controller's settings."""
     return slurm_output.parse_settings(command_output(["scontrol", "show", "config"]))
 
 
@@ -236,7 +233,6 @@ def env_prefix_outside_job() -> list[str]:
 
 
 def command_output(argv: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> str:
-    """The standard output of a Slurm command."""
     result = run_command(argv, timeout_s)
     if result.code != 0:
         raise command_error(argv, result)

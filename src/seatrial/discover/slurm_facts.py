@@ -288,7 +288,6 @@ class SlurmNode(_Record):
 
     @property
     def gpus(self) -> int:
-        """The number of GPUs in the node's GRES."""
         return sum(gres.count for gres in self.gres if gres.name == "gpu")
 
     def __str__(self) -> str:
@@ -349,12 +348,10 @@ class JobRecord(_Record):
 
     @property
     def has_state(self) -> bool:
-        """Whether Slurm has a record of the job."""
         return self.state != UNKNOWN
 
     @property
     def pending(self) -> bool:
-        """Whether the job has not started."""
         return self.state in ("PENDING", "CONFIGURING", "REQUEUED")
 
     @property

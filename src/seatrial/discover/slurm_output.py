@@ -42,7 +42,6 @@ def parse_pings(text: str) -> tuple[Ping, ...]:
 
 
 def parse_settings(text: str) -> Settings:
-    """The settings in the output of ``scontrol show config``."""
     raw: Record = {}
     for line in text.splitlines():
         if (match := _SETTING.match(line)) and (value := match[2].strip()) not in UNSET:

@@ -159,7 +159,6 @@ class Task(Frozen):
 
 
 def srun_command(devices: str) -> list[str]:
-    """The command for ``srun --label``. ``devices``: shell pattern of the GPUs' device files."""
     return ["/bin/sh", "-c", _SCRIPT, "sh", devices]
 
 

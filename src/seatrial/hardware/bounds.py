@@ -157,8 +157,6 @@ def _scaled(bound: Bound, factor: float, explanation: str) -> Bound:
 
 
 class _TensorCores(Frozen):
-    """A row of data/tensor_cores.yaml."""
-
     capability: str
     cores: int
     tensor: int

@@ -65,8 +65,6 @@ FactRole = Literal[
 
 
 class HasFactRoles(Protocol):
-    """A check that declares the roles of its facts."""
-
     @property
     def fact_roles(self) -> Mapping[FactRole, str]: ...
 

@@ -44,7 +44,6 @@ class TcpNetwork:
         return OPERATIONS_PER_SIZE * self.operation_s(operation, size)
 
     def too_slow_reason(self, operation: str, size: int) -> str:
-        """Why a size is not timed, as text: its expected seconds and the limit."""
         seconds = f"about {self.size_s(operation, size):.0f} s on a network of {self.gbps:g} Gb/s"
         return f"{format_bytes(size)} takes {seconds} (limit {MAX_SIZE_S:g} s)"
 

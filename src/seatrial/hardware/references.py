@@ -151,7 +151,6 @@ class PeerGroup:
         return max(OUTLIER_DEVIATIONS, by_chance) * self.spread
 
     def is_low_outlier(self, value: float) -> bool:
-        """Whether ``value`` is significantly below the median."""
         return self.is_comparable and self.median - value > self.outlier_distance
 
 
@@ -234,7 +233,6 @@ class References:
 
     @cached_property
     def without_site(self) -> References:
-        """The same references without the site's baseline."""
         return replace(self, site=None, _cache={})
 
     def with_ring(self, key: str, facts: Mapping[str, JsonValue], published: Reference) -> Reference | None:

@@ -71,7 +71,6 @@ def _run_round(context: Context, options: DigestOptions, dtypes: Sequence[str]) 
 
 
 def _ranks_with_mismatch(models: Sequence[str], digests_by_dtype: DigestsByDtype) -> set[int]:
-    """Return the ranks whose digest of at least one dtype is a mismatch."""
     return set[int]().union(*(mismatching_ranks(models, digests) for digests in digests_by_dtype.values()))
 
 

@@ -35,8 +35,6 @@ class ClientOptions(TierOptions):
 
 
 class TierFilesystem(NamedTuple):
-    """The filesystem of one tier on this node."""
-
     path: str
     mount: MountEntry
     kind: FilesystemKind
@@ -172,7 +170,6 @@ def _targets(name: str, tier_filesystem: TierFilesystem) -> Answers:
 
 
 def _tier_metrics(name: str) -> Iterator[metric]:
-    """The metrics of quota and storage targets of the tier ``name``."""
     yield metric(
         f"quota_used.{name}",
         "< 100 %",

@@ -115,7 +115,6 @@ def _unresolved_names(nodes: Sequence[str], result: ConnectivityResult) -> Answe
 
 
 def _connections(nodes: Sequence[str], result: ConnectivityResult) -> Answers:
-    """Yield the number of pairs without a connection, and the round-trip times (us) of each node."""
     unreachable: dict[str, str] = {}  # pair → error
     round_trips: dict[str, dict[str, float]] = {}  # source → target → us
     for source, connections in zip(nodes, result.connections, strict=True):
