@@ -190,11 +190,7 @@ def _numa_node(folder: Path) -> int | None:
 
 def _device_names(root: Path) -> list[str]:
     """The names of the RDMA devices; empty if /sys/class exists without infiniband. Raises OSError without /sys."""
-    folder = root / "sys/class/infiniband"
-    if not folder.exists():
-        list_names(root / "sys/class")
-        return []
-    return list_names(folder)
+    return list_names(root / "sys/class/infiniband") if "infiniband" in list_names(root / "sys/class") else []
 
 
 def _device(root: Path, name: str) -> RdmaDevice:

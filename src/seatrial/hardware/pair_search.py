@@ -29,6 +29,7 @@ from seatrial.hardware.pair_rates import (
     SlowRank,
     Stage,
     log_ratio,
+    slow_direction,
 )
 from seatrial.hardware.two_nodes import conclude_two_nodes, two_node_steps
 from seatrial.util.grouping import grouped
@@ -339,6 +340,4 @@ class _Directions:
         controls = [rate.gb_s[rail] for rate in self._controls]
         reference = median(controls) if controls else max(sent_rate, received_rate)
         limit = -self._first_rounds.limit(rail, len(sent), len(controls))
-        if log_ratio(sent_rate, reference) < limit:
-            return "both" if log_ratio(received_rate, reference) < limit else "sends"
-        return "receives" if log_ratio(received_rate, reference) < limit else None
+        return slow_direction(log_ratio(sent_rate, reference) < limit, log_ratio(received_rate, reference) < limit)

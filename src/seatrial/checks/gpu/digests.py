@@ -47,7 +47,7 @@ def measure(context: Context, options: DigestOptions) -> Answers:
         raise NotApplicable(f"no two devices have the same model and libraries: {listing}")
     dtypes = DTYPES[device["backend"]]
     rounds = [_run_round(context, options, dtypes)]
-    if _ranks_with_mismatch(models, rounds[0]):
+    if mismatching_ranks(models, rounds[0]):
         context.progress("digests differ: second round")
         rounds.append(_run_round(context, options, dtypes))
     devices = rank.describe_devices(context.device)
@@ -70,17 +70,18 @@ def _run_round(context: Context, options: DigestOptions, dtypes: Sequence[str]) 
     return {dtype: tuple(rank_digests[dtype] for rank_digests in digests_by_rank) for dtype in dtypes}
 
 
-def _ranks_with_mismatch(models: Sequence[str], digests_by_dtype: DigestsByDtype) -> set[int]:
-    return set[int]().union(*(mismatching_ranks(models, digests) for digests in digests_by_dtype.values()))
-
-
-def mismatching_ranks(models: Sequence[str], digests: Sequence[str]) -> set[int]:
-    """Return the ranks whose digest differs from the majority of their model.
+def mismatching_ranks(models: Sequence[str], digests_by_dtype: DigestsByDtype) -> set[int]:
+    """Return the ranks whose digest of at least one dtype differs from the majority of their model.
 
     If a model has no majority, all its ranks are returned.
     """
-    majorities = _majorities(models, digests)
-    return {rank for rank, digest in enumerate(digests) if digest != majorities[models[rank]]}
+    majorities = {dtype: _majorities(models, digests) for dtype, digests in digests_by_dtype.items()}
+    return {
+        rank
+        for dtype, digests in digests_by_dtype.items()
+        for rank, digest in enumerate(digests)
+        if digest != majorities[dtype][models[rank]]
+    }
 
 
 def _majorities(models: Sequence[str], digests: Sequence[str]) -> dict[str, str | None]:
@@ -90,7 +91,7 @@ def _majorities(models: Sequence[str], digests: Sequence[str]) -> dict[str, str 
 
 def _compare_digests(models: Sequence[str], subjects: Sequence[str], rounds: Sequence[DigestsByDtype]) -> Answers:
     """Yield the number of rounds with a mismatch of each rank, and facts on models and digests."""
-    mismatching_by_round = [_ranks_with_mismatch(models, digests_by_dtype) for digests_by_dtype in rounds]
+    mismatching_by_round = [mismatching_ranks(models, digests_by_dtype) for digests_by_dtype in rounds]
     uncompared = [subject for subject, model in zip(subjects, models, strict=True) if models.count(model) == 1]
     for rank, subject in enumerate(subjects):
         if subject in uncompared:

@@ -14,7 +14,7 @@ from seatrial.checks.check import Check, Context, Needs, Options, facts
 from seatrial.checks.declare import Answers, absent, fact, metric, rule, unreadable, value, warning
 from seatrial.discover.file_readers import read_text
 from seatrial.model import Outcome, Phase, Scope
-from seatrial.util.grouping import majority
+from seatrial.util.grouping import grouped, majority
 from seatrial.util.text import printable
 
 if TYPE_CHECKING:
@@ -182,12 +182,13 @@ def fault_places(results: Mapping[str, PathResult]) -> dict[str, dict[str, list[
 
     Empty if there is no such node.
     """
-    paths_by_node: dict[str, list[str]] = {}
-    for path, result in results.items():
-        most_common = majority(volume.mount for volume in result.volumes.values())
-        for node, volume in result.volumes.items():
-            if result.not_shared and most_common is not None and volume.mount != most_common:
-                paths_by_node.setdefault(node, []).append(path)
+    paths_by_node = grouped(
+        (node, path)
+        for path, result in results.items()
+        if result.not_shared and (most_common := majority(volume.mount for volume in result.volumes.values()))
+        for node, volume in result.volumes.items()
+        if volume.mount != most_common
+    )
     return {"paths_not_shared": paths_by_node} if paths_by_node else {}
 
 
