@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from seatrial.model import Frozen
 from seatrial.util.processes import run_command
 from seatrial.util.text import error_text, printable
 
@@ -34,7 +33,7 @@ MAX_TARGET_USED_PERCENT = 95
 _INACTIVE = re.compile(r"(\S+?)(?:_UUID)?\s*: inactive device")
 
 
-class Quota(Frozen):
+class Quota(NamedTuple):
     """Used and allowed bytes and files of a user, group or project; a limit of None is unlimited."""
 
     bytes_used: int
@@ -49,7 +48,7 @@ class Quota(Frozen):
         return max((min(100.0, 100 * used / limit) for used, limit in pairs if limit), default=None)
 
 
-class QuotaReading(Frozen):
+class QuotaReading(NamedTuple):
     """``quota``: None if there is no quota, or if it is unknown; only in the second case ``reason`` has a text.
 
     ``command``: the command line that printed the quota, or the commands that failed.
@@ -62,7 +61,7 @@ class QuotaReading(Frozen):
     unread: tuple[str, ...] = ()
 
 
-class StorageTargets(Frozen):
+class StorageTargets(NamedTuple):
     """The server disks (OSTs) of Lustre: the fullest one, how full it is in percent, and those that are down."""
 
     fullest: str
@@ -86,10 +85,10 @@ def read_quota(tool: str, path: str, filesystem_count: int = 1, *, gid: int | No
         return _statvfs_quota(path)
     if tool == "beegfs" and filesystem_count > 1:
         reason = "several BeeGFS filesystems are mounted, and the output does not say which one it is for"
-        return QuotaReading(command="beegfs quota list-usage", reason=reason)
+        return QuotaReading("beegfs quota list-usage", reason=reason)
     user_queries, group_queries = _owner_queries(tool, path, os.getegid() if gid is None else gid)
     if not user_queries:
-        return QuotaReading(command="", reason="seatrial knows no quota tool for this type")
+        return QuotaReading("", reason="seatrial knows no quota tool for this type")
     user_reading = _read_first(user_queries)
     if user_reading.reason:  # the other queries would fail, or hang, in the same way
         return user_reading
@@ -99,7 +98,7 @@ def read_quota(tool: str, path: str, filesystem_count: int = 1, *, gid: int | No
     if tool == "lfs":
         readings.append(_read_project(path))
     fullest = max(readings, key=_used_percent)  # the user's if none has a limit
-    return fullest.model_copy(update={"unread": tuple(reading.reason for reading in readings if reading.reason)})
+    return fullest._replace(unread=tuple(reading.reason for reading in readings if reading.reason))
 
 
 def _owner_queries(tool: str, path: str, gid: int) -> tuple[list[_Query], list[_Query]]:
@@ -134,10 +133,10 @@ def _read_first(queries: list[_Query]) -> QuotaReading:
     reasons: list[str] = []
     for argv, parse in queries:
         try:
-            return QuotaReading(command=" ".join(argv), quota=parse(_tool_output(argv)))
+            return QuotaReading(" ".join(argv), parse(_tool_output(argv)))
         except ValueError as error:
             reasons.append(str(error))
-    return QuotaReading(command=" or ".join(" ".join(argv[:2]) for argv, _ in queries), reason="; ".join(reasons))
+    return QuotaReading(" or ".join(" ".join(argv[:2]) for argv, _ in queries), reason="; ".join(reasons))
 
 
 def _read_project(path: str) -> QuotaReading:
@@ -146,9 +145,9 @@ def _read_project(path: str) -> QuotaReading:
     try:
         project = parse_project(_tool_output(argv))
     except ValueError as error:
-        return QuotaReading(command=" ".join(argv), reason=str(error))
+        return QuotaReading(" ".join(argv), reason=str(error))
     if project == 0:
-        return QuotaReading(command=" ".join(argv))
+        return QuotaReading(" ".join(argv))
     return _read_first([_Query(["lfs", "quota", "-p", str(project), path], parse_quota_table)])
 
 
@@ -213,12 +212,8 @@ def parse_quota_table(text: str) -> Quota | None:
     bytes_used, soft_bytes, hard_bytes = (_scaled(match, 1024, bytes_per_unit) for match in numbers[:3])
     files_used, soft_files, hard_files = (_scaled(match, 1000, 1) for match in numbers[3:])
     # The soft limit is enforced after the grace period, so the limit is the lower of the two; 0 means no limit
-    return Quota(
-        bytes_used=bytes_used,
-        bytes_limit=min(filter(None, (soft_bytes, hard_bytes)), default=None),
-        files_used=files_used,
-        files_limit=min(filter(None, (soft_files, hard_files)), default=None),
-    )
+    bytes_limit = min(filter(None, (soft_bytes, hard_bytes)), default=None)
+    return Quota(bytes_used, bytes_limit, files_used, min(filter(None, (soft_files, hard_files)), default=None))
 
 
 def parse_beegfs_8(text: str, gid: int | None = None) -> Quota | None:
@@ -269,7 +264,7 @@ def parse_lfs_df(text: str) -> StorageTargets:
         raise ValueError(_unexpected("lfs df: a list of OSTs with their use in percent", text))
     fullest = max(targets, key=lambda name: targets[name])
     inactive = tuple(match[1] for line in text.splitlines() if (match := _INACTIVE.fullmatch(line.strip())))
-    return StorageTargets(fullest=fullest, used_percent=targets[fullest], inactive=inactive)
+    return StorageTargets(fullest, targets[fullest], inactive)
 
 
 def _statvfs_quota(path: str) -> QuotaReading:
@@ -277,12 +272,12 @@ def _statvfs_quota(path: str) -> QuotaReading:
     try:
         status = os.statvfs(path)
     except OSError as error:
-        return QuotaReading(command="df", reason=error_text(error))
+        return QuotaReading("df", reason=error_text(error))
     size, free = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
     files, free_files = status.f_files, status.f_favail
     used_files = files - free_files if files else 0
-    quota = Quota(bytes_used=size - free, bytes_limit=size, files_used=used_files, files_limit=files or None)
-    return QuotaReading(command="df", quota=quota)
+    quota = Quota(size - free, size, used_files, files or None)
+    return QuotaReading("df", quota)
 
 
 def _scaled(match: re.Match[str], base: int, unit: int) -> int:
@@ -303,9 +298,7 @@ def _beegfs_8_number(text: str) -> int | None:
 def _beegfs_quota(*numbers: int | None) -> Quota:
     """The quota of used bytes, their limit, used files and their limit."""
     bytes_used, bytes_limit, files_used, files_limit = numbers
-    return Quota(
-        bytes_used=bytes_used or 0, bytes_limit=bytes_limit, files_used=files_used or 0, files_limit=files_limit
-    )
+    return Quota(bytes_used or 0, bytes_limit, files_used or 0, files_limit)
 
 
 def _fullest(quotas: Sequence[Quota], text: str) -> Quota:

@@ -7,6 +7,7 @@ directory. The script opens device files for reading, and changes nothing.
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from seatrial.discover.file_readers import parse_id_list
 from seatrial.discover.nvml import pci_address
@@ -69,7 +70,7 @@ class ListedGpu(Frozen):
     pci_bus_id: str
 
 
-class NumaDistances(Frozen):
+class NumaDistances(NamedTuple):
     """One NUMA node. ``distances``: to all NUMA nodes in the order of their numbers, 10 to itself (ACPI SLIT)."""
 
     number: int
@@ -204,11 +205,8 @@ def _limit(text: str) -> int | None:
 
 def _numa_node(line: str) -> NumaDistances:
     number, cpus, distances = line.split("|")
-    return NumaDistances(
-        number=int(number),
-        cpus=tuple(parse_id_list(cpus)) if cpus else (),
-        distances=tuple(map(int, distances.split())),
-    )
+    cpu_numbers = tuple(parse_id_list(cpus)) if cpus else ()
+    return NumaDistances(int(number), cpu_numbers, tuple(map(int, distances.split())))
 
 
 def _entries(cuda_visible_devices: str) -> list[str]:
