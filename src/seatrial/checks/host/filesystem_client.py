@@ -46,14 +46,9 @@ def measure(context: Context, options: ClientOptions) -> Answers:
 
     paths = options.paths or _tiers.default_paths(str(context.artifacts_dir), os.environ)
     mounts = filesystem.mountinfo(read_text(context.root / "proc/self/mountinfo"))
-    found: dict[str, TierFilesystem] = {}
-    not_found: dict[str, str] = {}  # tier → path and reason
-    for name, path in paths.items():
-        result = _filesystem_at(path, bool(options.paths), mounts, context.root)
-        if isinstance(result, str):
-            not_found[name] = f"{printable(path)}: {result}"
-        else:
-            found[name] = result
+    results = {name: _filesystem_at(path, bool(options.paths), mounts, context.root) for name, path in paths.items()}
+    found = {name: result for name, result in results.items() if isinstance(result, TierFilesystem)}
+    not_found = {name: f"{printable(paths[name])}: {results[name]}" for name in paths if name not in found}
     kinds = {name: each.kind for name, each in found.items()}
     unwise = {  # tier and setting → its value and the advice
         f"{setting.name} of {name}": f"{setting.value}: {setting.advice}"
@@ -61,8 +56,9 @@ def measure(context: Context, options: ClientOptions) -> Answers:
         for setting in kind.settings
         if setting.advice
     }
-    local_tiers = {name for name, tier in tiers().items() if tier.local_disk}
-    misplaced = {name: kind.name for name, kind in kinds.items() if kind.network and name in local_tiers}
+    misplaced = {
+        name: kind.name for name, kind in kinds.items() if kind.network and name in tiers() and tiers()[name].local_disk
+    }
     yield from facts(
         {
             "filesystems": not_found | {name: _description(each) for name, each in found.items()},
