@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from seatrial.discover.file_readers import FileFacts, path_under, read_text
+from seatrial.discover.file_readers import path_under, read_text
 from seatrial.discover.filesystem import MountEntry
-from seatrial.model import Frozen
 from seatrial.util import data_files
 from seatrial.util.text import error_text, printable
 
@@ -21,7 +20,7 @@ _BEEGFS_FILE = "cfgFile="
 _VAST_DRIVER = "sys/module/sunrpc/parameters/nfs_bundle_version"  # exists only with VAST's NFS driver
 
 
-class FilesystemSetting(Frozen):
+class FilesystemSetting(NamedTuple):
     """A client setting. ``effect``: what the setting does. ``source``: the documentation of the setting.
 
     ``advice``: what to set instead, if the value slows training down or breaks it; otherwise empty.
@@ -30,11 +29,11 @@ class FilesystemSetting(Frozen):
     name: str
     value: str
     effect: str
-    advice: str = ""
+    advice: str
     source: str
 
 
-class FilesystemKind(FileFacts):
+class FilesystemKind(NamedTuple):
     """The kind of a mounted filesystem. ``name``: such as ``Lustre``. ``evidence``: how the kind was recognized.
 
     ``network``: whether it is a network filesystem, None for an unknown type.
@@ -47,6 +46,7 @@ class FilesystemKind(FileFacts):
     evidence: str
     quota_tool: str = ""
     settings: tuple[FilesystemSetting, ...] = ()
+    unreadable: Mapping[str, str] = {}
 
 
 def identify(entry: MountEntry, root: Path) -> FilesystemKind:
@@ -68,17 +68,8 @@ def identify(entry: MountEntry, root: Path) -> FilesystemKind:
         if name == "BeeGFS":
             options += _beegfs_options(options, root, unreadable)
         settings = tuple(_settings([*row.get("settings", ()), *table()["common"]], options))
-        return FilesystemKind(
-            name=name,
-            network=row["network"],
-            evidence=evidence,
-            quota_tool=row.get("quota", ""),
-            settings=settings,
-            unreadable=unreadable,
-        )
-    return FilesystemKind(
-        name=f"unknown type {printable(entry.type)}", network=None, evidence=f"type {printable(entry.type)}"
-    )
+        return FilesystemKind(name, row["network"], evidence, row.get("quota", ""), settings, unreadable)
+    return FilesystemKind(f"unknown type {printable(entry.type)}", None, f"type {printable(entry.type)}")
 
 
 @cache
@@ -97,13 +88,8 @@ def _settings(rows: list[Mapping[str, str]], options: list[str]) -> Iterator[Fil
             values = [row["absent"]]
         for value in dict.fromkeys(values):
             is_unwise = "unwise" in row and re.fullmatch(row["unwise"], value)
-            yield FilesystemSetting(
-                name=row["name"],
-                value=printable(value),
-                effect=row["effect"],
-                advice=row["advice"] if is_unwise else "",
-                source=row["source"],
-            )
+            advice = row["advice"] if is_unwise else ""
+            yield FilesystemSetting(row["name"], printable(value), row["effect"], advice, row["source"])
 
 
 def _vast_driver(root: Path) -> str:
