@@ -53,7 +53,7 @@ class GpuUseStep:
         self._readings = Readings()
 
     def read(self, wait_s: float = FIRST_ANSWER_S) -> tuple[tuple[GpuUse, ...], str]:
-        """Return the newest reading of each GPU, and the reasons why nodes have none (empty if all nodes have one).
+        """The newest reading of each GPU, and the reasons why nodes have none (empty if all nodes have one).
 
         Waits for the first answer of all nodes, at most ``wait_s`` seconds.
         """

@@ -34,7 +34,7 @@ class KernelLog(NamedTuple):
 
 
 def read(root: Path = Path("/")) -> KernelLog:
-    """Return the Xids in the kernel's log buffer, without waiting for new messages.
+    """The Xids in the kernel's log buffer, without waiting for new messages.
 
     Raises OSError, such as PermissionError for users who may not read /dev/kmsg.
     """

@@ -65,18 +65,18 @@ class Kubectl:
         return ["kubectl", *options, *args]
 
     def command_text(self, *args: str) -> str:
-        """Return the command line for ``args`` as a user types it, for "Run first"."""
+        """The command line for ``args`` as a user types it, for "Run first"."""
         return shlex.join(self.command(*args))
 
     def run(self, *args: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
-        """Return the standard output of ``kubectl ARGS``. Raises KubectlError if it fails or takes too long."""
+        """The standard output of ``kubectl ARGS``. Raises KubectlError if it fails or takes too long."""
         result = self.result(*args, timeout_s=timeout_s)
         if result.code != 0:
             raise self._error(args, result)
         return result.out
 
     def result(self, *args: str, timeout_s: float = COMMAND_TIMEOUT_S) -> CommandResult:
-        """Return code and output of ``kubectl ARGS``. Raises KubectlError if it does not start or takes too long."""
+        """Code and output of ``kubectl ARGS``. Raises KubectlError if it does not start or takes too long."""
         argv = self.command(*args)
         try:
             result = processes.run_command(argv, timeout_s)
@@ -89,7 +89,7 @@ class Kubectl:
         return result
 
     def get(self, *args: str) -> list[dict[str, Any]]:
-        """Return the objects of ``kubectl get ARGS``: the items of a list, or one object.
+        """The objects of ``kubectl get ARGS``: the items of a list, or one object.
 
         Raises KubectlError if it fails, or if its output is not a list of objects.
         """
@@ -106,7 +106,7 @@ class Kubectl:
         return list(objects)
 
     def refusals(self, *permissions: tuple[str, str]) -> list[str]:
-        """Return those of ``permissions`` (verb, resource) that the user does not have, as ``create jobs.batch``.
+        """Those of ``permissions`` (verb, resource) that the user does not have, as ``create jobs.batch``.
 
         Raises KubectlError if the API server cannot be asked.
         """
@@ -149,12 +149,12 @@ class Kubectl:
 
 
 def pod_log_error(line: str) -> tuple[str, str] | None:
-    """Return (pod, error) if a line of `kubectl logs --ignore-errors` is the error of a pod of an Indexed Job."""
+    """(pod, error) if a line of `kubectl logs --ignore-errors` is the error of a pod of an Indexed Job."""
     match = _LOG_ERROR.fullmatch(line[:_MAX_LINE])
     return (match["pod"], match["error"]) if match else None
 
 
 def _is_object(item: Any) -> bool:
-    """Return whether ``item`` is a JSON object, and so are its metadata, spec and status if it has them."""
+    """Whether ``item`` is a JSON object, and so are its metadata, spec and status if it has them."""
     parts = ("metadata", "spec", "status")
     return isinstance(item, dict) and all(isinstance(item.get(part, {}), dict) for part in parts)

@@ -345,7 +345,7 @@ _parse_cached = lru_cache(64)(json.loads)
 
 
 def _parse_node(line: str) -> KubernetesNode:
-    """Return the node from one line of output in the format ``_NODE_TEMPLATE``. Raises SeatrialError."""
+    """The node from one line of output in the format ``_NODE_TEMPLATE``. Raises SeatrialError."""
     try:
         texts = zip(_NODE_FIELDS.items(), line.split("\t"), strict=True)
         return KubernetesNode.model_validate(

@@ -47,7 +47,7 @@ class StartCause(NamedTuple):
 
 @cache
 def start_causes() -> tuple[StartCause, ...]:
-    """Return the causes that ship with seatrial, in the order in which their patterns are tried."""
+    """The causes that ship with seatrial, in the order in which their patterns are tried."""
     rows: list[dict[str, Any]] = data_files.read(_FILE)
     return tuple(
         StartCause(row["id"], row["title"], Message.model_validate(row["message"]), row["first_command"])
@@ -56,7 +56,7 @@ def start_causes() -> tuple[StartCause, ...]:
 
 
 def find_start_cause(text: str) -> StartCause | None:
-    """Return the first cause whose message is in the first _MAX_TEXT characters of ``text``; None if there is none.
+    """The first cause whose message is in the first _MAX_TEXT characters of ``text``; None if there is none.
 
     Of a message of the scheduler, only the reasons of most nodes count: the taint of the control plane is in most.
     """
@@ -79,7 +79,7 @@ class Place(NamedTuple):
     image: str = ""
 
     def filled(self, command: str, pod: str) -> str:
-        """Return ``command`` with {namespace} and {pod} filled in; kubectl gets the context as an option."""
+        """``command`` with {namespace} and {pod} filled in; kubectl gets the context as an option."""
         kubectl = f"kubectl --context={shlex.quote(self.context)} " if self.context else "kubectl "
         namespace_option = f" -n {self.namespace}" if self.namespace else ""
         filled = command.replace(" -n {namespace}", namespace_option).replace("{pod}", pod)
@@ -87,7 +87,7 @@ class Place(NamedTuple):
 
 
 def job_failures(pods_by_message: Mapping[str, Sequence[tuple[str, str]]], place: Place) -> tuple[JobFailure, ...]:
-    """Return one failure for each known cause that a message shows.
+    """One failure for each known cause that a message shows.
 
     ``pods_by_message``: message → (name, node) of the pods with this message; the node is empty if the pod has none.
     """

@@ -106,7 +106,7 @@ def _throughput_observations(result: BurnResult, flop: int, subject: str) -> Ans
 
 
 def _curve(windows: Sequence[float], per_window: int, flop: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return two tuples of at most MAX_CURVE_POINTS values: end times in seconds since the start, and TFLOP/s.
+    """Two tuples of at most MAX_CURVE_POINTS values: end times in seconds since the start, and TFLOP/s.
 
     Each point is the mean of neighbouring ``windows``, which have seconds per product. ``flop``: of one product.
     """

@@ -71,7 +71,7 @@ def _run_round(context: Context, options: DigestOptions, dtypes: Sequence[str]) 
 
 
 def mismatching_ranks(models: Sequence[str], digests_by_dtype: DigestsByDtype) -> set[int]:
-    """Return the ranks whose digest of at least one dtype differs from the majority of their model.
+    """The ranks whose digest of at least one dtype differs from the majority of their model.
 
     If a model has no majority, all its ranks are returned.
     """
@@ -85,7 +85,7 @@ def mismatching_ranks(models: Sequence[str], digests_by_dtype: DigestsByDtype) -
 
 
 def _majorities(models: Sequence[str], digests: Sequence[str]) -> dict[str, str | None]:
-    """Return model → the digest that more than half of its devices have; None without a majority."""
+    """Model → the digest that more than half of its devices have; None without a majority."""
     return {model: majority(of_model) for model, of_model in grouped(zip(models, digests, strict=True)).items()}
 
 

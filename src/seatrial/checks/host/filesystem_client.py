@@ -140,7 +140,7 @@ def _quota_used(metric: str, tier_filesystem: TierFilesystem, mounts: list[Mount
 
 
 def _group_of_new_files(path: str) -> int | None:
-    """Return the group of new files in ``path`` if its set-group-ID bit is set; else None: the process's group."""
+    """The group of new files in ``path`` if its set-group-ID bit is set; else None: the process's group."""
     try:
         status = os.stat(path)
     except OSError:

@@ -137,7 +137,7 @@ def _run_probe(
 
 
 def read_volume(root: Path, path: str) -> Volume:
-    """Return mount, size and free space of the filesystem at ``path``. Raises OSError for a missing path."""
+    """Mount, size and free space of the filesystem at ``path``. Raises OSError for a missing path."""
     from seatrial.discover import filesystem, filesystem_kind
 
     usage, stat = filesystem.usage(Path("/"), path), os.statvfs(path)
@@ -178,7 +178,7 @@ def _answers(results: Mapping[str, PathResult], several_nodes: bool) -> Answers:
 
 
 def fault_places(results: Mapping[str, PathResult]) -> dict[str, dict[str, list[str]]]:
-    """Return {"paths_not_shared": {node: paths}}: the nodes whose mount at a path differs from that of the majority.
+    """{"paths_not_shared": {node: paths}}: the nodes whose mount at a path differs from that of the majority.
 
     Empty if there is no such node.
     """

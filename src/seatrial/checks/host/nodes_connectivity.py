@@ -64,7 +64,7 @@ def measure(context: Context, _options: Options) -> Answers:
 
 
 def read_network(root: Path, address: str | None) -> dict[str, str]:
-    """Return component → value: the rendezvous address, the interface with ``address``, its MTU and its speed.
+    """Component → value: the rendezvous address, the interface with ``address``, its MTU and its speed.
 
     NCCL's and Gloo's environment variables are components too.
     """
@@ -83,7 +83,7 @@ def read_network(root: Path, address: str | None) -> dict[str, str]:
 
 
 def read_versions(root: Path, nccl: str | None) -> Versions:
-    """Return component → version. ``nccl``: the version in use; NCCL libraries of the system are listed by path."""
+    """Component → version. ``nccl``: the version in use; NCCL libraries of the system are listed by path."""
     from seatrial.discover import host, software
 
     read_field, installed = FieldReader(), software.read(root)
@@ -214,7 +214,7 @@ def _differences(
 def fault_places(
     nodes: Sequence[str], result: ConnectivityResult, facts_by_name: Mapping[str, Mapping[str, Mapping[str, str]]]
 ) -> dict[str, dict[str, list[str]]]:
-    """Return metric → node or pair at fault → the names, nodes or components that are wrong there.
+    """Metric → node or pair at fault → the names, nodes or components that are wrong there.
 
     Metrics whose fault cannot be located are left out. A node is not at fault for a name that no node resolves, unless
     it fails to resolve another name too. ``facts_by_name`` has ``nodes_differing`` and ``network_minority``.
@@ -241,7 +241,7 @@ def fault_places(
 
 
 def _place_of_pairs(pairs: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return place → unreachable nodes; empty if the fault has no single place.
+    """Place → unreachable nodes; empty if the fault has no single place.
 
     The place is the only unreachable pair, or the node that is in all ``pairs``.
     """
