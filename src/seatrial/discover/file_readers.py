@@ -34,6 +34,11 @@ class FieldReader:
             return None
 
 
+def read_or_none(read: Callable[[], T]) -> T | None:
+    """The result of ``read``; None if it raises OSError or ValueError."""
+    return FieldReader()("", read)
+
+
 def path_under(root: Path, path: str) -> Path:
     """The absolute ``path`` as seen with ``root`` as the root folder."""
     return root / path.lstrip("/")

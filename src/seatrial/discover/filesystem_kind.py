@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from seatrial.discover.file_readers import path_under, read_text
+from seatrial.discover.file_readers import path_under, read_or_none, read_text
 from seatrial.discover.filesystem import MountEntry
 from seatrial.util import data_files
 from seatrial.util.text import error_text, printable
@@ -94,10 +94,7 @@ def _settings(rows: list[Mapping[str, str]], options: list[str]) -> Iterator[Fil
 
 def _vast_driver(root: Path) -> str:
     """The version of VAST's NFS driver; empty without it."""
-    try:
-        return printable(read_text(root / _VAST_DRIVER).strip())
-    except OSError:
-        return ""
+    return printable((read_or_none(lambda: read_text(root / _VAST_DRIVER)) or "").strip())
 
 
 def _beegfs_options(options: list[str], root: Path, unreadable: dict[str, str]) -> list[str]:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from seatrial.discover.collective_hangs import CollectiveHang, collective_hangs
+from seatrial.discover.file_readers import read_or_none
 from seatrial.discover.flight_recorder import Dump, Frame, read_dump, user_frame
 from seatrial.util.grouping import grouped
 from seatrial.util.input_files import read_text
@@ -145,10 +147,8 @@ def read_evidence(attempt: Path, rank_count: int) -> HangEvidence | None:
         snapshot = states.get(rank, RankSnapshot(rank))
         frames = _main_thread(_text(folder / STACKS.format(rank)))
         snapshots.append(replace(snapshot, frames=frames or snapshot.frames))
-        try:
-            dumps.append(read_dump(folder / RECORDER.format(rank)))
-        except (OSError, ValueError):
-            continue
+        dump = read_or_none(partial(read_dump, folder / RECORDER.format(rank)))
+        dumps += [dump] if dump else []
     if not any(snapshot.frames or snapshot.state for snapshot in snapshots):
         return None
     # A rank without a dump can be at fault (CollectiveHang.without_dump), but not if no rank has a dump
@@ -203,8 +203,4 @@ def _frame(match: re.Match[str]) -> Frame:
 
 
 def _text(path: Path) -> str:
-    """The text of a file; empty if it cannot be read."""
-    try:
-        return read_text(path, _MAX_BYTES)
-    except (OSError, ValueError):
-        return ""
+    return read_or_none(lambda: read_text(path, _MAX_BYTES)) or ""

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from seatrial.discover import fabric
-from seatrial.discover.file_readers import FieldReader, list_names, read_line, read_number, read_text
+from seatrial.discover.file_readers import FieldReader, list_names, read_line, read_number, read_or_none, read_text
 from seatrial.model import Frozen
 from seatrial.util import processes
 from seatrial.util.text import printable
@@ -117,7 +117,10 @@ def read_ports(root: Path) -> tuple[PortDetails, ...]:
     for device in rdma.devices:
         if reason := device.unreadable.get("ports"):
             raise OSError(reason)
-    routed_netdevs, active_mtus = default_route_interfaces(root), _active_mtus()
+    routed_netdevs = default_route_interfaces(root)
+    # /sys does not show the active MTU; empty if ibv_devinfo is missing or does not answer
+    devinfo = read_or_none(lambda: processes.run_command(["ibv_devinfo"], TOOL_TIMEOUT_S).out) or ""
+    active_mtus = parse_devinfo(devinfo)
     return tuple(
         _details(root, device, port, routed_netdevs, active_mtus.get((device.name, port.port)))
         for device in rdma.devices
@@ -184,14 +187,6 @@ def parse_devinfo(text: str) -> dict[tuple[str, str], int]:
     return mtus
 
 
-def _active_mtus() -> dict[tuple[str, str], int]:
-    """(device, port) → active MTU, which /sys does not show; empty if ibv_devinfo is missing or does not answer."""
-    try:
-        return parse_devinfo(processes.run_command(["ibv_devinfo"], TOOL_TIMEOUT_S).out)
-    except OSError:
-        return {}
-
-
 def _details(
     root: Path, device: fabric.RdmaDevice, port: fabric.RdmaPort, routed_netdevs: frozenset[str], active_mtu: int | None
 ) -> PortDetails:
@@ -241,14 +236,14 @@ def _gids(folder: Path) -> tuple[Gid, ...]:
             continue
         if int(address) not in (0, 0xFE80 << 112):
             # None for a GID of another network namespace, whose type cannot be read
-            kind = FieldReader()("type", partial(read_line, folder / "gid_attrs/types" / str(index)))
+            kind = read_or_none(partial(read_line, folder / "gid_attrs/types" / str(index)))
             gids.append(Gid(index=index, address=str(address.ipv4_mapped or address), type=kind))
     return tuple(gids)
 
 
 def _table(path: Path, columns: int) -> list[list[str]]:
     """The rows with exactly ``columns`` columns of a table in /proc; empty if there is no such file."""
-    text = FieldReader()("table", lambda: read_text(path)) or ""
+    text = read_or_none(lambda: read_text(path)) or ""
     return [row for row in map(str.split, text.splitlines()) if len(row) == columns]
 
 
@@ -262,4 +257,4 @@ def _ethtool_capability(netdev: str) -> float:
 
 def _names(folder: Path) -> Sequence[str]:
     """The sorted names in a folder; empty if it cannot be listed."""
-    return FieldReader()("names", lambda: list_names(folder)) or ()
+    return read_or_none(lambda: list_names(folder)) or ()

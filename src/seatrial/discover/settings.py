@@ -12,7 +12,7 @@ from typing import NamedTuple
 from pydantic import JsonValue
 
 from seatrial.discover import cpu_memory, pcie
-from seatrial.discover.file_readers import list_names, read_line, read_number, read_text
+from seatrial.discover.file_readers import list_names, read_line, read_number, read_or_none, read_text
 from seatrial.discover.host import has_capability
 from seatrial.util.text import error_text
 
@@ -48,12 +48,7 @@ def read(root: Path = Path("/")) -> dict[str, Setting]:
 
 def is_gpu_node(root: Path) -> bool:
     """Whether the machine has an NVIDIA GPU on its PCI bus, or the NVIDIA driver is loaded."""
-    if (root / "proc/driver/nvidia/version").exists():
-        return True
-    try:
-        return bool(pcie.gpus(root))
-    except (OSError, ValueError):
-        return False
+    return (root / "proc/driver/nvidia/version").exists() or bool(read_or_none(lambda: pcie.gpus(root)))
 
 
 def _setting(read_value: Callable[[Path], JsonValue], root: Path) -> Setting:

@@ -18,7 +18,7 @@ from seatrial.checks.check import Check, Context, facts
 from seatrial.checks.declare import Answer, Answers, absent, forbidden, metric, rule, value, warning
 from seatrial.checks.host import _tiers
 from seatrial.checks.host._tiers import TierOptions, tiers
-from seatrial.discover.file_readers import read_text
+from seatrial.discover.file_readers import read_or_none, read_text
 from seatrial.discover.filesystem_quota import MAX_TARGET_USED_PERCENT
 from seatrial.model import Outcome, Phase, Scope, format_bytes
 from seatrial.util.text import error_text, printable
@@ -141,11 +141,8 @@ def _quota_used(metric: str, tier_filesystem: TierFilesystem, mounts: list[Mount
 
 def _group_of_new_files(path: str) -> int | None:
     """The group of new files in ``path`` if its set-group-ID bit is set; else None: the process's group."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_gid if status.st_mode & stat.S_ISGID else None
+    status = read_or_none(lambda: os.stat(path))
+    return status.st_gid if status and status.st_mode & stat.S_ISGID else None
 
 
 def _targets(name: str, tier_filesystem: TierFilesystem) -> Answers:

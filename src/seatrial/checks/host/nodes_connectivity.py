@@ -17,7 +17,7 @@ from pydantic import JsonValue
 from seatrial.checks.cause import Cause
 from seatrial.checks.check import Check, Context, Options
 from seatrial.checks.declare import Answers, absent, fact, metric, rule, value, warning
-from seatrial.discover.file_readers import FieldReader, read_line
+from seatrial.discover.file_readers import read_line, read_or_none
 from seatrial.model import Fact, Outcome, Phase, Scope
 from seatrial.util import resolver
 from seatrial.util.grouping import grouped, majority
@@ -86,10 +86,10 @@ def read_versions(root: Path, nccl: str | None) -> Versions:
     """Component → version. ``nccl``: the version in use; NCCL libraries of the system are listed by path."""
     from seatrial.discover import host, software
 
-    read_field, installed = FieldReader(), software.read(root)
+    installed = software.read(root)
     return {
-        "OS": read_field("OS", lambda: host.release_name(root)),
-        "kernel": read_field("kernel", lambda: read_line(root / "proc/sys/kernel/osrelease")),
+        "OS": read_or_none(lambda: host.release_name(root)),
+        "kernel": read_or_none(lambda: read_line(root / "proc/sys/kernel/osrelease")),
         "architecture": platform.machine(),
         "driver": installed.driver,
         "CUDA of torch": installed.cuda,
