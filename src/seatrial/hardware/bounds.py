@@ -63,8 +63,7 @@ def _sku_bound(
     if not lookup.bounded_by:
         work = training_work(lookup.metric, facts)
         return _training_bound(sku, work) if work else None
-    spec = sku.spec.get(lookup.bounded_by)
-    return Bound(spec.value, spec.unit, f"{sku.name} has {_spec_text(sku, lookup.bounded_by)}") if spec else None
+    return _spec_bound(sku, lookup.bounded_by)
 
 
 def _training_bound(sku: Sku, work: TrainingWork) -> Bound | None:
@@ -83,6 +82,11 @@ def _training_bound(sku: Sku, work: TrainingWork) -> Bound | None:
     gflop = work.flops_per_token / 1e9
     text = f"a token takes {gflop:.4g} GFLOP, and {sku.name} has {_spec_text(sku, work.spec_key)}"
     return Bound(limit, "tokens/s/GPU", f"{text}: {format_value(round(limit), 'tokens/s/GPU')}")
+
+
+def _spec_bound(sku: Sku, key: str) -> Bound | None:
+    spec = sku.spec.get(key)
+    return Bound(spec.value, spec.unit, f"{sku.name} has {_spec_text(sku, key)}") if spec else None
 
 
 def _spec_text(sku: Sku, key: str) -> str:
@@ -124,9 +128,8 @@ def _intra_node_bound(sku: Sku, ranks: int, nodes: int) -> Bound | None:
     The PCIe bandwidth is multiplied by the number of GPUs that one NVLink bridge connects. None if the PCIe rate is
     unknown, or if a bridge can connect all GPUs of the node, since the rate of the bridge is not in the SKU data.
     """
-    if "nvlink" in sku.spec:
-        spec = sku.spec["nvlink"]
-        return Bound(spec.value, spec.unit, f"{sku.name} has {_spec_text(sku, 'nvlink')}")
+    if nvlink := _spec_bound(sku, "nvlink"):
+        return nvlink
     bridged = sku.gpus_per_bridge
     bridge_connects_all = bridged > 1 and bridged >= ranks // nodes
     if "pcie" not in sku.spec or bridge_connects_all:

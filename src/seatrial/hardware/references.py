@@ -187,7 +187,6 @@ class References:
     gemm_rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     all_reduce: float | None = None
     gpu_bounds: Mapping[str, Mapping[str, Bound]] = field(default_factory=dict)
-    _cache: dict[tuple[object, ...], Reference | str] = field(default_factory=dict, compare=False, repr=False)
 
     def find(self, key: str, facts: Mapping[str, JsonValue], peers: PeerGroup, unit: str) -> Reference | str:
         """The reference value for ``key`` on the hardware in ``facts``, or the reason why there is none.
@@ -209,9 +208,8 @@ class References:
         With several GPU models: the site's value for exactly these models, else the lowest of their SKU values, if each
         model has one. Results are cached, since thousands of GPUs share a value.
         """
-        gpu, ranks, nodes = facts.get("gpu"), facts.get("world_size"), facts.get("nodes")
-        # repr, since values of another type may not be hashable
-        cache_key = (key, self._algorithm(key, facts), repr(gpu), repr(ranks), repr(nodes))
+        hardware = repr([facts.get(name) for name in ("gpu", "world_size", "nodes")])  # values may not be hashable
+        cache_key = (key, self._algorithm(key, facts), hardware)
         if (reference := self._cache.get(cache_key)) is None:
             reference = self._cache[cache_key] = self._site_or_sku_reference(key, facts)
         return reference
@@ -232,8 +230,12 @@ class References:
         return (reference,)
 
     @cached_property
+    def _cache(self) -> dict[tuple[str, str, str], Reference | str]:
+        return {}
+
+    @cached_property
     def without_site(self) -> References:
-        return replace(self, site=None, _cache={})
+        return replace(self, site=None)
 
     def with_ring(self, key: str, facts: Mapping[str, JsonValue], published: Reference) -> Reference | None:
         """The reference of an all-reduce if NCCL used Ring, for a run whose algorithm or ports are unknown; else None.
@@ -251,7 +253,7 @@ class References:
             ratio = network_to_busbw_ratio(operation, "NVLS", ranks, _nodes(facts)) or 1.0
             links = replace(links, ports=RdmaPorts("efa", 1, published.value * ratio * 8))
         links = links.with_algorithm(operation, size, "Ring")
-        reference = replace(self, site=None, links=links, _cache={}).find(key, facts, NO_PEERS, "")
+        reference = replace(self, site=None, links=links).find(key, facts, NO_PEERS, "")
         return reference if isinstance(reference, Reference) else None
 
     def _between_nodes(self, key: str, facts: Mapping[str, JsonValue], reference: Reference | str) -> Reference | str:
