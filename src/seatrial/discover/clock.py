@@ -14,7 +14,7 @@ _TIME_ERROR = 5
 
 
 class ClockFacts(FileFacts):
-    """The state of the system clock. A field is None if it is unreadable; ``unreadable`` has the error.
+    """The state of the system clock.
 
     ``synchronised``: whether the clock is synchronised with a time server. ``max_error_s``: the kernel's upper bound of
     the clock's error, in seconds. ``source``: the clock source, such as tsc.

@@ -50,10 +50,7 @@ class CpuFacts(FileFacts):
 
 
 class MemoryFacts(FileFacts):
-    """Memory in bytes. ``limit_bytes``: the lowest limit of the cgroups.
-
-    ``limit_bytes`` is None if there is no limit, or if it could not be read; then ``unreadable`` has the error.
-    """
+    """Memory in bytes. ``limit_bytes``: the lowest limit of the cgroups; None: no limit."""
 
     total_bytes: int | None
     available_bytes: int | None
@@ -95,7 +92,7 @@ def read_memory(root: Path = Path("/")) -> MemoryFacts:
 
 
 def _read_field(path: Path, key: str) -> str:
-    """The value of the first line ``key: value`` or ``Node 0 key: value``. Raises OSError or ValueError."""
+    """The value of the first line ``key: value`` or ``Node 0 key: value``."""
     match = re.search(rf"^(?:Node \d+ )?{re.escape(key)}\s*:[ \t]*(\S.*?)[ \t]*$", read_text(path), re.MULTILINE)
     if not match:
         raise ValueError(f"{path}: no line {key!r}")
@@ -103,7 +100,7 @@ def _read_field(path: Path, key: str) -> str:
 
 
 def _model(cpuinfo: Path) -> str:
-    """The model name. On Arm the kernel reports none; there, implementer and part number. Raises as _read_field."""
+    """The model name. On Arm the kernel reports none; there, implementer and part number."""
     try:
         return _read_field(cpuinfo, "model name")
     except ValueError:
@@ -118,7 +115,7 @@ def _read_kib(path: Path, key: str) -> int:
 
 
 def _distinct_values(root: Path, cpus: list[int] | None, file: str) -> int:
-    """The number of different values of the topology file ``file`` over ``cpus``. Raises OSError or ValueError.
+    """The number of different values of the topology file ``file`` over ``cpus``.
 
     physical_package_id has one value for each socket, thread_siblings_list one for each core.
     """
@@ -147,8 +144,7 @@ def _numa_node(folder: Path) -> NumaNode:
 def _cgroups(root: Path, controller: str) -> Iterator[Path]:
     """The cgroups of this process for ``controller``, from its own up to the root.
 
-    Not all of these folders need to exist. In a container, /proc/self/cgroup can have a path of the host that the
-    container does not mount; only the root of the mount exists in this case.
+    In a container, /proc/self/cgroup can have a path of the host that is not mounted: then only the root exists.
     """
     for line in read_text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)  # cgroup v2: no controllers

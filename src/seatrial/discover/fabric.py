@@ -71,7 +71,7 @@ class RdmaDevice(FileFacts):
 
 
 class RdmaFacts(FileFacts):
-    """``devices`` is empty if there are none, or if /sys is unreadable (then ``unreadable`` has the error)."""
+    """The RDMA devices; ``devices`` is empty if there are none, or if /sys is unreadable."""
 
     devices: tuple[RdmaDevice, ...]
     peermem: bool  # the module nvidia_peermem is loaded: GPUDirect RDMA works without dma-buf
@@ -160,7 +160,7 @@ def _nic(folder: Path, addresses: tuple[str, ...]) -> Nic:
 
 
 def _speed(folder: Path) -> int:
-    """The speed of an interface in Mbit/s. Raises OSError (EINVAL if the link is down) or ValueError."""
+    """The speed of an interface in Mbit/s. Raises OSError with EINVAL if the link is down."""
     if (driver := ethtool_driver(folder.name)) in _CONSTANT_SPEED:
         raise ValueError(f"{folder}: the driver {driver} reports a constant")
     speed = read_number(folder / "speed")
@@ -240,7 +240,7 @@ def _port(folder: Path) -> RdmaPort:
 
 
 def _state(path: Path) -> str:
-    """The name in a state such as ``4: ACTIVE``. Raises OSError or ValueError."""
+    """The name in a state such as ``4: ACTIVE``."""
     value = read_line(path)
     match = re.fullmatch(r"\d+: (\w+)", value)
     if not match:

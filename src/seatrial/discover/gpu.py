@@ -47,20 +47,16 @@ class GpuFacts(FileFacts):
     def installed_gpus(self) -> int:
         """The number of GPUs that should be usable: the larger of the counts of the driver and of the PCI bus.
 
-        If permission is denied for some GPUs, the result is the driver's count: the PCI bus also lists GPUs of other
-        jobs.
+        If permission is denied for some GPUs, only the driver counts: the PCI bus also lists GPUs of other jobs.
         """
         on_pci_bus = 0 if self.permission_denied else len(self.pci_devices) - len(self.not_assigned)
         return max(on_pci_bus, len(self.gpus) + len(self.failed_gpus))
 
     @property
     def detection_error(self) -> str | None:
-        """The reason why GPUs could not be detected.
+        """Why GPUs could not be detected; None if the driver could be read, or without a driver the PCI bus.
 
-        None if the driver could be read. Also None if there is no driver, and the PCI bus could be read.
-
-        If the driver hangs, an empty list of PCI devices does not show that there is no GPU: some virtual machines
-        have no PCI bus.
+        If the driver hangs, an empty PCI bus does not show that there is no GPU: some virtual machines have none.
         """
         errors = [self.unreadable[name] for name in ("nvml", "pci_devices") if name in self.unreadable]
         if not self.nvml_unavailable or not errors:
@@ -82,8 +78,7 @@ def read(root: Path = Path("/")) -> GpuFacts:
 def read_with_timeout(timeout_s: float = _DRIVER_TIMEOUT_S) -> GpuFacts:
     """GPU facts as from ``read``, but a separate process reads NVML, for at most ``timeout_s`` seconds.
 
-    If that process does not answer in time, or fails, ``nvml_unavailable`` is set. A thread instead of a process could
-    be stuck in the kernel, and would keep this process from exiting.
+    If it fails or is late, ``nvml_unavailable`` is set. A thread stuck in the kernel would keep this process alive.
     """
     root = Path("/")
     result = processes.run_command([sys.executable, "-P", "-m", "seatrial.discover.gpu"], timeout_s)
@@ -198,11 +193,9 @@ def _has_device_node(root: Path, address: str) -> bool:
 def cuda_visible(facts: GpuFacts, env: Mapping[str, str]) -> tuple[Gpu, ...]:
     """The GPUs that CUDA uses according to ``CUDA_VISIBLE_DEVICES``, in that order.
 
-    An index in the variable is taken as NVML's index, which is in PCI order. CUDA's indices can differ on a machine
-    with several GPU models: without ``CUDA_DEVICE_ORDER=PCI_BUS_ID``, CUDA enumerates the fastest GPU first (see
-    ``cuda_order_warning``).
-    Raises UsageError on an entry that matches no usable GPU, and on a GPU that is listed twice. In these cases CUDA
-    silently ignores the entry and all entries after it, or uses no GPU.
+    An index in the variable is taken as NVML's index; see ``cuda_order_warning``. Raises UsageError on an entry that
+    matches no usable GPU, and on a GPU that is listed twice: CUDA silently ignores such an entry and all entries after
+    it, or uses no GPU.
     """
     value = env.get("CUDA_VISIBLE_DEVICES")
     if value is None:

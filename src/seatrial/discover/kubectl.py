@@ -2,8 +2,8 @@
 
 No other module runs kubectl.
 
-kubectl reads the user's kubeconfig; seatrial stores no credentials. Every request has a timeout: by default kubectl
-waits without a limit for an API server that accepts a connection and does not answer.
+seatrial stores no credentials: kubectl reads the user's kubeconfig. Every request has a timeout, since by default
+kubectl waits without a limit for an API server that does not answer.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class RankSnapshot:
 
     @property
     def place(self) -> str:
-        """The user's frame and the function that it calls; "no Python stack" if the stack could not be read."""
+        """The user's frame and the function that it calls; "no Python stack" without a stack."""
         frame = user_frame(self.frames)
         if frame is None:
             return "no Python stack"

@@ -100,8 +100,8 @@ class PortDetails(fabric.RdmaPort):
 def usable_roce_gid(gids: Sequence[Gid], configured_index: int | None = None) -> Gid | None:
     """The RoCE v2 GID that NCCL uses of the table of a port; None if there is no valid one.
 
-    ``configured_index``: the value of NCCL_IB_GID_INDEX, None if it is not set. If it is set, NCCL uses only the
-    GID with this index. Otherwise NCCL uses the first valid GID, IPv4 before IPv6.
+    ``configured_index``: NCCL_IB_GID_INDEX, the only GID that NCCL then uses; None if it is not set: NCCL uses the
+    first valid GID, IPv4 before IPv6.
     """
     valid = [gid for gid in gids if gid.type == "RoCE v2" and gid.is_valid]
     if configured_index is not None:

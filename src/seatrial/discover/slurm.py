@@ -1,7 +1,7 @@
 """Facts of a Slurm cluster from the output of its commands.
 
-Parses text output, since ``scontrol show`` has the same keys in all versions. The option ``--json`` exists since 21.08
-(sinfo) and 23.02 (scontrol), needs plugins that some sites do not install, and has a different layout in each version.
+Parses text output, since ``scontrol show`` has the same keys in all versions. The option ``--json`` needs plugins that
+some sites do not install, and has a different layout in each version.
 Only ``accounts`` needs Slurm's database (slurmdbd). Most functions query the controller: call them at most once a
 second (sinfo(1), PERFORMANCE).
 A function that runs a command raises SlurmUnavailable or SlurmRefused if the command fails.

@@ -31,7 +31,7 @@ _PACKAGES = (
 
 
 class SoftwareFacts(FileFacts):
-    """Versions; a field is None if the software is missing or unreadable, with the reason in ``unreadable``.
+    """Versions; a field is None also if the software is missing.
 
     ``cuda`` is the version that torch was built for. ``nccl`` maps each installed NCCL (package name or library path)
     to its version; the NCCL log of the collectives shows which NCCL torch loads. ``driver``: version of the loaded
@@ -88,7 +88,7 @@ def torch_cuda_version() -> str:
 
 
 def _installed_version(name: str) -> str:
-    """The version of an installed package. Raises ValueError."""
+    """The version of a package; ValueError without it."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -52,15 +52,15 @@ def measure(context: Context, _options: Options) -> Answers:
     if context.rank == 0:
         nodes = participants.names
         answers = [
-            *_unresolved_names(nodes, result),
-            *_connections(nodes, result),
-            *_clock_skews(nodes, result),
+            *_unresolved_names(result),
+            *_connections(result),
+            *_clock_skews(result),
             *compare_versions(dict(zip(nodes, versions, strict=True))),
             *compare_networks(dict(zip(nodes, networks, strict=True))),
         ]
         yield from answers
         facts_by_name: dict[str, Any] = {each.name: each.value for each in answers if isinstance(each, Fact)}
-        yield fact("fault_places", fault_places(nodes, result, facts_by_name))
+        yield fact("fault_places", fault_places(result, facts_by_name))
 
 
 def read_network(root: Path, address: str | None) -> dict[str, str]:
@@ -101,12 +101,12 @@ def read_versions(root: Path, nccl: str | None) -> Versions:
     }
 
 
-def _unresolved_names(nodes: Sequence[str], result: ConnectivityResult) -> Answers:
+def _unresolved_names(result: ConnectivityResult) -> Answers:
     """Yield the number of names of nodes that at least one node cannot resolve, and the reasons by name."""
     from seatrial.bench.one_rank_per_node import group_by_text
 
     problems: dict[str, dict[str, str]] = {}  # name → node that cannot resolve it → reason
-    for node, lookups in zip(nodes, result.lookups, strict=True):
+    for node, lookups in result.lookups.items():
         for name, lookup in lookups.items():
             if lookup.problem:
                 problems.setdefault(name, {})[f"on {node}"] = lookup.problem
@@ -114,10 +114,10 @@ def _unresolved_names(nodes: Sequence[str], result: ConnectivityResult) -> Answe
     yield value("names_unresolved", len(problems), evidence={"unresolved": unresolved})
 
 
-def _connections(nodes: Sequence[str], result: ConnectivityResult) -> Answers:
+def _connections(result: ConnectivityResult) -> Answers:
     unreachable: dict[str, str] = {}  # pair → error
     round_trips: dict[str, dict[str, float]] = {}  # source → target → us
-    for source, connections in zip(nodes, result.connections, strict=True):
+    for source, connections in result.connections.items():
         for target, connection in connections.items():
             if isinstance(connection, str):
                 unreachable[f"{source}->{target}"] = connection
@@ -129,16 +129,16 @@ def _connections(nodes: Sequence[str], result: ConnectivityResult) -> Answers:
         yield value("rtt", list(by_target.values()), source)
 
 
-def _clock_skews(nodes: Sequence[str], result: ConnectivityResult) -> Answers:
+def _clock_skews(result: ConnectivityResult) -> Answers:
     """Yield the smallest possible skew between each clock and that of the first node, in seconds.
 
     This is the measured offset minus its uncertainty, at least 0.
     """
     from seatrial.bench.connectivity import Connection
 
-    first_node = nodes[0]
-    for index, node in enumerate(nodes[1:], 1):
-        forward, backward = result.connections[0][node], result.connections[index][first_node]
+    first_node, *other_nodes = result.connections
+    for node in other_nodes:
+        forward, backward = result.connections[first_node][node], result.connections[node][first_node]
         connection, sign = (forward, 1) if isinstance(forward, Connection) else (backward, -1)
         if isinstance(connection, Connection):
             offset, uncertainty = sign * connection.clock_offset, connection.clock_uncertainty
@@ -212,7 +212,7 @@ def _differences(
 
 
 def fault_places(
-    nodes: Sequence[str], result: ConnectivityResult, facts_by_name: Mapping[str, Mapping[str, Mapping[str, str]]]
+    result: ConnectivityResult, facts_by_name: Mapping[str, Mapping[str, Mapping[str, str]]]
 ) -> dict[str, dict[str, list[str]]]:
     """Metric → node or pair at fault → the names, nodes or components that are wrong there.
 
@@ -220,13 +220,15 @@ def fault_places(
     it fails to resolve another name too. ``facts_by_name`` has ``nodes_differing`` and ``network_minority``.
     """
     unresolved_by_node = {
-        node: [name for name, lookup in lookups.items() if lookup.problem]
-        for node, lookups in zip(nodes, result.lookups, strict=True)
+        node: [name for name, lookup in lookups.items() if lookup.problem] for node, lookups in result.lookups.items()
     }
     unresolved_everywhere = set.intersection(*map(set, unresolved_by_node.values()))
-    unreachable_pairs: list[tuple[str, str]] = []
-    for source, connections in zip(nodes, result.connections, strict=True):
-        unreachable_pairs += [(source, target) for target, error in connections.items() if isinstance(error, str)]
+    unreachable_pairs = [
+        (source, target)
+        for source, connections in result.connections.items()
+        for target, error in connections.items()
+        if isinstance(error, str)
+    ]
     components_by_node = {node: list(versions) for node, versions in facts_by_name["nodes_differing"].items()}
     places = {
         "names_unresolved": {
