@@ -45,8 +45,7 @@ class MetricLookup:
 
 def hardware_bound(lookup: MetricLookup, facts: Mapping[str, JsonValue], references: References) -> Bound | None:
     """The highest bound of the metric over all GPU models in ``facts``; None if a model has no known bound."""
-    skus = [references.sku(name) for name in str(facts.get("gpu") or "").split(MODEL_SEPARATOR)]
-    bounds = all_known(_sku_bound(sku, lookup, facts, references) for sku in skus)
+    bounds = all_known(_sku_bound(sku, lookup, facts, references) for sku in references.skus_of(facts))
     return max(bounds, key=lambda bound: bound.value, default=None)
 
 
@@ -96,11 +95,10 @@ def _spec_text(sku: Sku, key: str) -> str:
 
 def _ranks_and_nodes(facts: Mapping[str, JsonValue]) -> tuple[int, int]:
     """The number of ranks and of nodes; 1 if the record has no positive integer."""
-    ranks, nodes = facts.get("world_size"), facts.get("nodes")
-    return (
-        ranks if isinstance(ranks, int) and ranks > 0 else 1,
-        nodes if isinstance(nodes, int) and nodes > 0 else 1,
+    ranks, nodes = (
+        count if isinstance(count, int) and count > 0 else 1 for count in map(facts.get, ("world_size", "nodes"))
     )
+    return ranks, nodes
 
 
 def _collective_bound(

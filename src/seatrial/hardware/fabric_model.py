@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
@@ -116,10 +117,8 @@ def node_links(sku: Sku, node: NodeLinks) -> NodeLinks:
     """The links of a node with GPUs of this model; ``node`` has their number and the network ports."""
     nvlink = sku.spec.get("nvlink_nccl") or sku.spec.get("nvlink")
     pcie = sku.spec.get("pcie")
-    node_busbw: list[float] = []
-    for size in _SATURATING_SIZES:
-        references = sku.expected.get(f"all_reduce.busbw.{size}", ())
-        node_busbw += [each.value for each in references if each.gpus == node.gpus and each.nodes == 1]
+    references = chain.from_iterable(sku.expected.get(f"all_reduce.busbw.{size}", ()) for size in _SATURATING_SIZES)
+    node_busbw = (each.value for each in references if (each.gpus, each.nodes) == (node.gpus, 1))
     highest = max(node_busbw, default=None)
     return replace(
         node,

@@ -249,7 +249,7 @@ def _used_gpus(gpus: Any, used: Any) -> list[Mapping[str, Any]]:
 
 def _names_by_node(facts: Iterable[tuple[Measurement, Any]]) -> dict[str, frozenset[str]]:
     """Node → the ports or interfaces that NCCL uses, such as mlx5_0/1 or eth0."""
-    lists = chain.from_iterable(fact.items() for _, fact in facts if isinstance(fact, Mapping))
+    lists = chain.from_iterable(mapping(fact).items() for _, fact in facts)
     return {node: frozenset(map(str, names)) for node, names in lists if isinstance(names, list) and names}
 
 
@@ -280,10 +280,9 @@ def _fastest_ports(rdma: Any, used: frozenset[str] | None) -> _NodePorts | None:
 
     None if no port is active, or if a port in ``used`` was not discovered.
     """
-    devices = _mappings(rdma.get("devices")) if isinstance(rdma, Mapping) else []
     ports = [
         (f"{device.get('name')}/{port.get('port')}", port)
-        for device in devices
+        for device in _mappings(mapping(rdma).get("devices"))
         for port in _mappings(device.get("ports"))
     ]
     if used and not used <= {name for name, _ in ports}:
@@ -303,8 +302,8 @@ def _fastest_ports(rdma: Any, used: frozenset[str] | None) -> _NodePorts | None:
 
 def _tcp_interfaces(nics: Any, names: frozenset[str]) -> TcpInterfaces:
     """The interfaces ``names`` of a node, with their total rate if the rate of each is known."""
-    listed = _mappings(nics.get("interfaces")) if isinstance(nics, Mapping) else []
-    speeds = [nic.get("speed_mbit_s") for nic in listed if nic.get("name") in names]
+    interfaces = _mappings(mapping(nics).get("interfaces"))
+    speeds = [nic.get("speed_mbit_s") for nic in interfaces if nic.get("name") in names]
     readable = [speed for speed in speeds if isinstance(speed, int) and speed > 0]
     gbps = sum(readable) / 1e3 if len(readable) == len(names) else None
     return TcpInterfaces(tuple(sorted(names)), gbps)
@@ -314,13 +313,17 @@ def _algorithms(facts: Iterable[Any]) -> dict[tuple[str, str], str]:
     """NCCL's algorithm by operation and size label, from facts of the role ``algorithms``."""
     algorithms: dict[tuple[str, str], str] = {}
     for fact in facts:
-        for operation, choice in fact.items() if isinstance(fact, Mapping) else ():
-            by_size = choice.get("by_size") if isinstance(choice, Mapping) else None
-            for label, chosen in by_size.items() if isinstance(by_size, Mapping) else ():
-                name = chosen.get("algorithm") if isinstance(chosen, Mapping) else None
+        for operation, choice in mapping(fact).items():
+            for label, chosen in mapping(mapping(choice).get("by_size")).items():
+                name = mapping(chosen).get("algorithm")
                 if isinstance(name, str) and name.isupper():  # other texts are the reason why there is none
                     algorithms.setdefault((operation, label), NCCL_ALGO_NAMES.get(name, name))
     return algorithms
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """The value if it is a mapping; else an empty mapping, since a record may have been edited by hand."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def _mappings(value: Any) -> list[Mapping[str, Any]]:
@@ -329,4 +332,4 @@ def _mappings(value: Any) -> list[Mapping[str, Any]]:
 
 
 def _transport_names(transports: Iterable[tuple[Measurement, Any]]) -> list[str]:
-    return sorted({name for _, value in transports if isinstance(value, Mapping) for name in value})
+    return sorted({name for _, value in transports for name in mapping(value)})

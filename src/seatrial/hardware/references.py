@@ -289,7 +289,7 @@ class References:
 
         If a GPU model is unknown: ``sku_reason`` alone, which names the model.
         """
-        models = [self.sku(name) for name in str(facts.get("gpu") or "").split(MODEL_SEPARATOR)]
+        models = self.skus_of(facts)
         matching = [sku for sku in models if isinstance(sku, Sku)]
         if len(matching) < len(models) and key_parts(key)[0] not in EACH_GPU:  # a port's rate needs no GPU model
             return sku_reason
@@ -325,6 +325,10 @@ class References:
             return f"mixed models ({gpu}): {reason}" if len(by_model) > 1 else reason
         lowest = min(references, key=lambda reference: reference.value)
         return replace(lowest, name=f"{lowest.name}, slowest of {gpu}") if len(by_model) > 1 else lowest
+
+    def skus_of(self, facts: Mapping[str, JsonValue]) -> list[Sku | str]:
+        """The SKU of each GPU model in the fact ``gpu``, or the reason why there is none."""
+        return [self.sku(name) for name in str(facts.get("gpu") or "").split(MODEL_SEPARATOR)]
 
     def sku(self, gpu: str) -> Sku | str:
         """The SKU with this NVML name, or the reason why there is none."""
