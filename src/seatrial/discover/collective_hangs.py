@@ -122,7 +122,6 @@ def _collective_hang(
 
 
 def _differences(operation_by_rank: Mapping[int, Operation]) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Quantity → value → ranks, for the quantities that differ between operations with the same number."""
     names = {operation.name for operation in operation_by_rank.values()}
     texts: dict[str, Callable[[Operation], str]] = {"operation": lambda operation: operation.name}
     if len(names) == 1:

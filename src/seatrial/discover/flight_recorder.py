@@ -131,7 +131,6 @@ def user_frame(frames: Iterable[Frame]) -> Frame | None:
 
 
 def _groups(document: Mapping[str, Any], entries: list[dict[Any, Any]]) -> dict[str, Group]:
-    """The process groups by name and description. ``entries``: the recorded operations of all groups."""
     members_by_name = _members_by_name(document["pg_config"])
     last_completed = _last_completed_by_id(document.get("pg_status"))
     groups: dict[str, Group] = {}

@@ -43,7 +43,6 @@ class ModelValue:
 
     @property
     def source(self) -> str:
-        """The reason and the source of the limits, and the NCCL variable that the limits depend on."""
         setting = f"; depends on {self.limit.setting}" if self.limit.setting else ""
         return f"{self.limit.reason}: {self.limit.source}{setting}"
 

@@ -95,7 +95,6 @@ def measure(context: Context, options: BurnOptions) -> Answers:
 
 
 def _throughput_observations(result: BurnResult, flop: int, subject: str) -> Answers:
-    """Yield TFLOP/s, drift (%), the number of changed products and the curve of TFLOP/s over seconds."""
     timing = result.timing
     end_times, tflops = _curve(timing.windows, timing.per_window, flop)
     yield value("tflops.sustained", tflops)._replace(value=flop / fmean(timing.windows) / 1e12)

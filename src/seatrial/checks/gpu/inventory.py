@@ -73,7 +73,6 @@ def measure(context: Context, _options: Options) -> Answers:
 
 
 def _inventory_facts(inventory: GpuFacts) -> dict[str, Any]:
-    """The fields of the inventory that are not empty; some state why GPUs are missing."""
     recorded = inventory.model_dump(mode="json", exclude_none=True)
     values = {_FACT_NAMES.get(field, field): value for field, value in recorded.items()} | {
         "pci_gpus_not_usable": list(inventory.unusable_pci_devices),

@@ -259,7 +259,6 @@ def _errors_by_level(counts: ErrorCounts) -> dict[str, int]:
 
 
 def _results(rounds: Sequence[Round], earlier: int) -> Answers:
-    """Yield the wrong results of this rank, each with the rounds (from 1) that have one."""
     wrong = [each.wrong_results(rounds[0]) for each in rounds]
     counts = {name: [each[name] for each in wrong] for name in wrong[0]} | {
         "errors_before_resume": [each.errors["FAIL"] for each in rounds[:earlier]],
@@ -280,7 +279,6 @@ def _bad_rounds(numbers: Sequence[int]) -> dict[str, JsonValue] | None:
 
 
 def _trends(context: Context, rounds: Sequence[Round]) -> Answers:
-    """Yield, for each kind of work, the loss of speed from the first to the last third, and the curve."""
     from seatrial.bench.timing import drift
 
     ends = tuple(sum(each.load_s for each in rounds[: number + 1]) / 3600 for number in range(len(rounds)))
@@ -294,7 +292,6 @@ def _trends(context: Context, rounds: Sequence[Round]) -> Answers:
 
 
 def _heat(rounds: Sequence[Round], load: GpuLoad) -> Answers:
-    """Yield the highest temperature, and the share of load samples with reduced clocks."""
     temperatures = [each.temperature_c for each in rounds if each.temperature_c is not None]
     throttled, samples = (sum(each.throttled[index] for each in rounds) for index in (0, 1))
     if temperatures:

@@ -146,7 +146,6 @@ def _group_of_new_files(path: str) -> int | None:
 
 
 def _targets(name: str, tier_filesystem: TierFilesystem) -> Answers:
-    """Yield how full the fullest storage target of Lustre is, and the number of inactive targets."""
     from seatrial.discover import filesystem_quota
 
     metrics = (f"target_used.{name}", f"targets_down.{name}")

@@ -218,7 +218,6 @@ def _free_space(results: Mapping[str, PathResult], filesystems: JsonValue) -> An
 
 
 def _probe_results(results: Mapping[str, PathResult]) -> Answers:
-    """Yield the visibility delay (ms), and for each probe the number of paths on which it failed."""
     delays_ms = {
         path: {participant: round(seconds * 1e3, 2) for participant, seconds in result.delays.items()}
         for path, result in results.items()

@@ -102,7 +102,6 @@ def read_versions(root: Path, nccl: str | None) -> Versions:
 
 
 def _unresolved_names(result: ConnectivityResult) -> Answers:
-    """Yield the number of names of nodes that at least one node cannot resolve, and the reasons by name."""
     from seatrial.bench.one_rank_per_node import group_by_text
 
     problems: dict[str, dict[str, str]] = {}  # name → node that cannot resolve it → reason

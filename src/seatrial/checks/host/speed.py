@@ -68,7 +68,6 @@ def _cpus_by_numa_node(cpu: CpuFacts, cpus: list[int]) -> dict[str, list[int]]:
 
 
 def _disk_speed(context: Context, options: SpeedOptions) -> Answers:
-    """Yield GB/s of the local disk, or the reason why it was not measured."""
     from seatrial.bench import host_speed
     from seatrial.discover import filesystem
 
