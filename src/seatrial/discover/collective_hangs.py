@@ -73,13 +73,14 @@ def collective_hangs(dumps: Iterable[Dump], world_size: int = 0) -> list[Collect
     ``world_size``: number of ranks of the job, 0 if it is unknown.
     """
     dump_by_rank = {dump.rank: dump for dump in dumps}
-    # (name, members) → rank → the group in this rank's dump
-    recorded_groups: dict[tuple[str, tuple[int, ...]], dict[int, Group]] = {}
-    for rank, dump in sorted(dump_by_rank.items()):
-        for group in dump.groups.values():
-            recorded_groups.setdefault((group.name, group.members), {})[rank] = group
+    recorded_groups = grouped(
+        ((group.name, group.members), (rank, group))
+        for rank, dump in sorted(dump_by_rank.items())
+        for group in dump.groups.values()
+    )
     hangs = []
-    for (name, members), group_by_rank in recorded_groups.items():
+    for (name, members), rank_groups in recorded_groups.items():
+        group_by_rank = dict(rank_groups)
         is_default, members_recorded = DEFAULT_GROUP in name, bool(members)
         if not members:
             members = tuple(range(max(world_size, max(dump_by_rank) + 1))) if is_default else tuple(group_by_rank)

@@ -30,8 +30,8 @@ _GPU_USER_TEMPLATE = (
 )
 _QUANTITY = re.compile(r"(\d+)([kMGTPE]|[KMGTPE]i)?")
 _FACTORS: dict[str | None, int] = {None: 1}
-_FACTORS |= {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
-_FACTORS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
+_FACTORS |= {unit: 1000**power for power, unit in enumerate("kMGTPE", 1)}
+_FACTORS |= {f"{unit}i": 1024**power for power, unit in enumerate("KMGTPE", 1)}
 # The kubelet's message of Kubernetes 1.20 to 1.36 goes on with "in 13.351690873s", or with
 # "in 27.88s (27.88s including waiting). Image size: 68507108 bytes."
 _PULLED = re.compile(r'Successfully pulled image ".*" in ((?:[\d.]+(?:h|m|s|ms|µs|us))+)(?: \(|$)')

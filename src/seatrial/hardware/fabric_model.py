@@ -118,13 +118,12 @@ def node_links(sku: Sku, node: NodeLinks) -> NodeLinks:
     pcie = sku.spec.get("pcie")
     references = chain.from_iterable(sku.expected.get(f"all_reduce.busbw.{size}", ()) for size in _SATURATING_SIZES)
     node_busbw = (each.value for each in references if (each.gpus, each.nodes) == (node.gpus, 1))
-    highest = max(node_busbw, default=None)
     return replace(
         node,
         nvlink=nvlink.value if nvlink else None,
         pcie=pcie.value if pcie else None,
-        nvls_busbw=highest if sku.nvls else None,
-        busbw=None if sku.nvls else highest,
+        busbw=max(node_busbw, default=None),
+        nvls=sku.nvls,
     )
 
 
