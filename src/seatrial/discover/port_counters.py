@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from seatrial.discover.file_readers import path_under, read_line
+from seatrial.discover.file_readers import read_line
 from seatrial.hardware.error_counters import counter_definitions
 from seatrial.util.text import printable
 
@@ -28,7 +28,7 @@ class PortErrorCounters:
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
-        folders = sorted(path_under(root, "/sys/class/infiniband").glob("*/ports/*"))
+        folders = sorted((root / "sys/class/infiniband").glob("*/ports/*"))
         self.ports = {f"{folder.parent.parent.name}/{folder.name}": folder for folder in folders}
         self._files: dict[CounterKey, Path] = {
             (port, counter): file for port, folder in self.ports.items() for counter, file in _counter_files(folder)

@@ -32,8 +32,7 @@ class TcpNetwork:
         The algorithm is assumed to be Ring, since other algorithms send less data only on few nodes. For an operation
         without a limit, the limit of the all-reduce is assumed. Raises ValueError for an unknown operation.
         """
-        algorithm = "point to point" if operation in ("all_to_all", "send_receive") else "Ring"
-        bound = network_bound(operation, algorithm, self.nodes, NodeLinks(self.gpus, 1, self.gbps, "TCP"))
+        bound = network_bound(operation, "Ring", self.nodes, NodeLinks(self.gpus, 1, self.gbps, "TCP"))
         if bound is None:
             raise ValueError(f"no formula for {operation} between nodes")
         busbw = bound.value * _limit(operation, self.nodes).warn_below

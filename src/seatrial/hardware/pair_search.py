@@ -81,8 +81,7 @@ def pair_search(nodes: Sequence[str], limits: Limits) -> Generator[PairStep, Seq
     for step in _steps("suspects", _with_partners(suspects, good, REPEATS), good):
         rates += yield step
     slow_nodes = list(dict.fromkeys(rank.node for rank in _slow_ranks(rates, first_rounds)))
-    paths = [pair for pair in first_rounds.suspect_paths if not set(slow_nodes) & set(pair)]
-    for step in _steps("paths", _disjoint(paths) * PATH_REPEATS, good):
+    for step in _steps("paths", _disjoint(first_rounds.paths_without(slow_nodes)) * PATH_REPEATS, good):
         rates += yield step
     slow_paths = list(dict.fromkeys(path.pair for path in _slow_paths(rates, first_rounds, slow_nodes)))
     unidirectional = _with_partners(slow_nodes, good, REPEATS) + _disjoint(slow_paths) * REPEATS
@@ -150,6 +149,10 @@ class _FirstRounds:
         max_suspects = (len(nodes) - 1) // 2  # the others are needed as good partners
         self.suspect_nodes = _lowest(rail.suspect_nodes for rail in self.by_rail)[:max_suspects]
         self.suspect_paths = _lowest(rail.suspect_paths for rail in self.by_rail)[:MAX_PATHS]
+
+    def paths_without(self, slow_nodes: Collection[str]) -> list[Pair]:
+        """The suspect paths between nodes that are not slow."""
+        return [pair for pair in self.suspect_paths if set(slow_nodes).isdisjoint(pair)]
 
     def typical(self, values: Sequence[float]) -> float:
         """The median of repeated rates of a suspect, or of their logs; the highest value with ``use_best``."""
@@ -283,7 +286,7 @@ def _slow_ranks(rates: Sequence[PairRate], first_rounds: _FirstRounds) -> Iterat
 def _slow_paths(
     rates: Sequence[PairRate], first_rounds: _FirstRounds, slow_nodes: Collection[str]
 ) -> Iterator[SlowPath]:
-    paths = [pair for pair in first_rounds.suspect_paths if not set(slow_nodes) & set(pair)]
+    paths = first_rounds.paths_without(slow_nodes)
     repeated = [rate for rate in rates if rate.stage == "paths"]
     controls = [rate for rate in repeated if rate.pair not in set(paths)]
     first_rates, repeated_rates = (

@@ -7,6 +7,7 @@ training (arXiv 2407.21783, table 5).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from pydantic import Field
@@ -112,7 +113,7 @@ def _compare_digests(models: Sequence[str], subjects: Sequence[str], rounds: Seq
         {
             "rounds": len(rounds),
             "dtypes": used_dtypes,
-            "models": {model: models.count(model) for model in majorities},
+            "models": dict(sorted(Counter(models).items())),
             "matching_digests": majorities,
             "method": f"chain of seeded matrix products in {', '.join(used_dtypes)}; SHA-256 over the bit sums of "
             "every product; digests compared between all devices of one model; the fact matching_digests allows "
