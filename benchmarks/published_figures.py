@@ -23,7 +23,7 @@ from typing import Any
 
 from seatrial.hardware.fabric_model import ModelValue, model_value
 from seatrial.hardware.links import Links, RdmaPorts
-from seatrial.hardware.references import NO_PEERS, Reference, Sku, Spec, select_references, skus
+from seatrial.hardware.references import NO_PEERS, Reference, References, Sku, Spec, skus
 from seatrial.model import parse_bytes
 from seatrial.util import data_files
 
@@ -142,7 +142,7 @@ def by_reference(figure: dict[str, Any], sku: Sku) -> Row:
         algorithms={(figure["op"], figure["size"]): algorithm} if algorithm else {},
     )
     facts = {"gpu": sku.nvml_names[0], "world_size": nodes * figure["gpus_per_node"], "nodes": nodes}
-    reference = select_references(links, None).find(key, facts, NO_PEERS, figure.get("unit", "GB/s"))
+    reference = References(None, skus(), links=links).find(key, facts, NO_PEERS, figure.get("unit", "GB/s"))
     if not isinstance(reference, Reference):
         return Row(figure, reference)
     share = figure["busbw"] / reference.value

@@ -12,7 +12,7 @@ from seatrial.checks.training import lora
 from seatrial.diagnose.causes import Run
 from seatrial.diagnose.implementations import SLOW_IMPLEMENTATION, SLOW_MACHINE, implementation_findings
 from seatrial.hardware.links import Links
-from seatrial.hardware.references import select_references
+from seatrial.hardware.references import References, skus
 from seatrial.judge.rules import judge_check
 from seatrial.model import CLUSTER, Basis, BasisKind, Finding, Measurement, Metric, Outcome, Verdict
 
@@ -34,7 +34,7 @@ def verdicts(native: float, hf: float, ranks: int = 2) -> list[Verdict]:
         metrics=metrics,
         facts=FACTS | {"world_size": ranks, "run.native": WORK, "run.hf": WORK},
     )
-    judged = judge_check(lora.CHECK, [measurement], {}, "t", select_references(Links(), None))
+    judged = judge_check(lora.CHECK, [measurement], {}, "t", References(None, skus(), links=Links()))
     return [verdict for verdict in judged if verdict.metric.startswith("tokens_per_second")]
 
 

@@ -98,33 +98,35 @@ def test_fullest_server_disk() -> None:
         parse_lfs_df(read("lfs-df-full-ost.txt").replace(" 99%", "   -"))
 
 
-def answers(**by_tool: CommandResult | None) -> filesystem_quota.Run:
+def install(monkeypatch: pytest.MonkeyPatch, **by_tool: CommandResult | None) -> None:
+    """Replace the tools: each prints this result, or is not installed."""
+
     def run(argv: Sequence[str], timeout_s: float) -> CommandResult:
         result = by_tool.get(argv[0].replace("-", "_"))
         if result is None:
             raise FileNotFoundError(argv[0])
         return result
 
-    return run
+    monkeypatch.setattr(filesystem_quota, "run_command", run)
 
 
-def test_beegfs_7_is_asked_where_version_8_is_not_installed() -> None:
-    run = answers(beegfs_ctl=CommandResult(0, read("beegfs-ctl-csv.txt"), ""))
-    reading = filesystem_quota.read_quota("beegfs", "/b", run=run)
+def test_beegfs_7_is_asked_where_version_8_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, beegfs_ctl=CommandResult(0, read("beegfs-ctl-csv.txt"), ""))
+    reading = filesystem_quota.read_quota("beegfs", "/b")
     assert reading.quota
     assert reading.command.startswith("beegfs-ctl --getquota")
-    failed = answers(beegfs_ctl=CommandResult(1, "", read("beegfs-ctl-7.4.7.err")))
-    reason = filesystem_quota.read_quota("beegfs", "/b", run=failed).reason
+    install(monkeypatch, beegfs_ctl=CommandResult(1, "", read("beegfs-ctl-7.4.7.err")))
+    reason = filesystem_quota.read_quota("beegfs", "/b").reason
     assert reason.startswith("beegfs is not installed; beegfs-ctl ended with exit code 1: Unable to resolve")
 
 
-def test_exit_code_1_of_quota_means_over_quota() -> None:
-    over = answers(quota=CommandResult(1, read("quota-over.txt"), ""))
-    reading = filesystem_quota.read_quota("quota", "/home", run=over)
+def test_exit_code_1_of_quota_means_over_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, quota=CommandResult(1, read("quota-over.txt"), ""))
+    reading = filesystem_quota.read_quota("quota", "/home")
     assert reading.quota
     assert reading.quota.used_percent == 100
-    silent = answers(quota=CommandResult(1, "", "quota: Cannot find mountpoint"))
-    assert "exit code 1" in filesystem_quota.read_quota("quota", "/home", run=silent).reason
+    install(monkeypatch, quota=CommandResult(1, "", "quota: Cannot find mountpoint"))
+    assert "exit code 1" in filesystem_quota.read_quota("quota", "/home").reason
 
 
 @pytest.mark.parametrize(
@@ -136,13 +138,16 @@ def test_exit_code_1_of_quota_means_over_quota() -> None:
         (("lfs-quota-group.txt", "lfs-quota-group.txt", "lfs-df-expanse.txt"), "lfs quota -u", 1),
     ],
 )
-def test_the_fullest_of_user_group_and_project(outputs: tuple[str, ...], command: str, unread: int) -> None:
+def test_the_fullest_of_user_group_and_project(
+    outputs: tuple[str, ...], command: str, unread: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     by_option = dict(zip(("-u", "-g", "-p"), outputs, strict=True)) | {"-d": "lfs-project.txt"}
 
     def run(argv: Sequence[str], timeout_s: float) -> CommandResult:
         return CommandResult(0, read(by_option[argv[2]]), "")
 
-    reading = filesystem_quota.read_quota("lfs", "/l", run=run, gid=77)
+    monkeypatch.setattr(filesystem_quota, "run_command", run)
+    reading = filesystem_quota.read_quota("lfs", "/l", gid=77)
     assert (reading.command.startswith(command), len(reading.unread), reading.reason) == (True, unread, "")
 
 
@@ -154,10 +159,10 @@ def test_project_of_a_folder() -> None:
             filesystem_quota.parse_project(text)
 
 
-def test_a_tool_that_hangs_and_an_unknown_type() -> None:
-    hung = answers(lfs=CommandResult(None, "", ""))
-    assert "did not end within 20 s" in filesystem_quota.read_quota("lfs", "/l", run=hung).reason
-    assert "no quota tool" in filesystem_quota.read_quota("", "/x", run=hung).reason
+def test_a_tool_that_hangs_and_an_unknown_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, lfs=CommandResult(None, "", ""))
+    assert "did not end within 20 s" in filesystem_quota.read_quota("lfs", "/l").reason
+    assert "no quota tool" in filesystem_quota.read_quota("", "/x").reason
 
 
 def test_quota_of_a_folder_is_the_size_that_statvfs_reports(tmp_path: Path) -> None:

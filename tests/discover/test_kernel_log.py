@@ -37,12 +37,7 @@ def test_xids_with_time_address_and_number(tmp_path: Path) -> None:
         ("0000:05:00", 94),
         ("0000:03:00", 13),
     ]
-    assert log.xids[0] == XidEvent(
-        seconds=86400.123456,
-        address="0000:3b:00",
-        number=79,
-        text="pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
-    )
+    assert log.xids[0] == XidEvent(seconds=86400.123456, address="0000:3b:00", number=79)
 
 
 def test_the_newest_xids_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,9 @@ def test_devices_and_the_bridges_above_them(tmp_path: Path) -> None:
 
 
 def test_a_machine_without_pci_bus(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):  # /sys is hidden
+        pcie.gpus(tmp_path)
+    (tmp_path / "sys/bus/usb").mkdir(parents=True)
     assert pcie.gpus(tmp_path) == pcie.rdma_devices(tmp_path) == []
 
 

@@ -26,8 +26,7 @@ def test_bandwidth_of_recorded_output(name: str, gbps: float) -> None:
 
 
 def test_latency_of_recorded_output() -> None:
-    latency = perftest.parse_latency(recorded("write_lat-hdr"))
-    assert latency == perftest.Latency(minimum=1.79, typical=1.87, average=1.88, p99=2.03, p999=5.41)
+    assert perftest.parse_latency(recorded("write_lat-hdr")) == 1.87
 
 
 def test_a_further_column_does_not_shift_the_bandwidth() -> None:

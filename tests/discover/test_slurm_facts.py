@@ -20,7 +20,6 @@ def node(state: str = "IDLE", *flags: str, **more: Any) -> SlurmNode:
         cpus=8,
         memory_bytes=2**30,
         gres=more.pop("gres", ()),
-        gres_used=None,
         partitions=("gpu",),
         **more,
     )
@@ -132,9 +131,7 @@ def test_the_text_of_a_node_has_flags_and_reason() -> None:
 
 @pytest.mark.parametrize(("state", "up"), [("UP", True), ("DOWN", False), ("DRAIN", False), ("INACTIVE", False)])
 def test_a_partition_is_up_only_in_state_up(state: str, up: bool) -> None:
-    partition = Partition(
-        name="gpu", state=state, nodes="n[0-3]", total_nodes=4, default=True, max_time_s=None, default_time_s=None
-    )
+    partition = Partition(name="gpu", state=state, nodes="n[0-3]", default=True, max_time_s=None, default_time_s=None)
     assert partition.up is up
 
 

@@ -18,7 +18,7 @@ from seatrial.worker import measure
 from tests.paths import FIXTURES
 
 RECORDED = FIXTURES / "slurm-22.05"
-NODES = "scontrol --all --details show nodes"
+NODES = "scontrol --all show nodes"
 PARTITIONS = "scontrol --all show partitions"
 NEWER_NODES = FIXTURES / "slurm-24.11/scontrol-show-nodes.txt"
 

@@ -6,7 +6,7 @@ import pytest
 
 from seatrial.hardware.network_bounds import LinkKind, NodeLinks, default_algorithm, network_bound
 
-HOPPER = NodeLinks(8, 8, 400, "RDMA ports ib", nvlink=370.8, pcie=63, nvls_busbw=480)
+HOPPER = NodeLinks(8, 8, 400, "RDMA ports ib", nvlink=370.8, pcie=63, busbw=480, nvls=True)
 
 
 def bound(operation: str, algorithm: str, nodes: int, node: NodeLinks = HOPPER) -> tuple[float, LinkKind]:
@@ -45,7 +45,7 @@ def test_a_tree_on_three_nodes_sends_half_as_much_again() -> None:
 
 def test_the_network_binds_two_nodes_of_b200() -> None:
     """Published: 684 to 718 GB/s; NVLink switches reach 838."""
-    b200 = NodeLinks(8, 8, 400, "ports", nvlink=721.8, nvls_busbw=838)
+    b200 = NodeLinks(8, 8, 400, "ports", nvlink=721.8, busbw=838, nvls=True)
     assert bound("all_reduce", "NVLSTree", 2, b200) == (750, LinkKind.PORTS)
 
 

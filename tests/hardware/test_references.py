@@ -6,7 +6,7 @@ import pytest
 from pydantic import JsonValue
 
 from seatrial.hardware.links import Links, RdmaPorts
-from seatrial.hardware.references import PeerGroup, Reference, References, Sku, select_references, skus
+from seatrial.hardware.references import PeerGroup, Reference, References, Sku, skus
 from seatrial.model import Baseline, BasisKind, ReferenceValue, parse_bytes
 
 
@@ -61,24 +61,27 @@ def test_different_models_are_not_compared() -> None:
 
 @pytest.mark.parametrize(
     ("references", "gpu"),
-    [(REFERENCES, "GPU F MIG 1g.10gb"), (References(None, (FAST,), mig_models=frozenset({"GPU F"})), "GPU F")],
+    [
+        (REFERENCES, "GPU F MIG 1g.10gb"),
+        (References(None, (FAST,), links=Links(mig_models=frozenset({"GPU F"}))), "GPU F"),
+    ],
 )
 def test_a_mig_instance_has_no_reference(references: References, gpu: str) -> None:
     assert f"MIG enabled on {gpu}" in reason(references, gpu)
 
 
 def test_a_reference_for_several_nodes_needs_the_same_fabric() -> None:
-    assert value(References(None, (WIDE,), fabric="ib-8x400"), "GPU W", nodes=2) == 350
-    assert value(References(None, (WIDE,), fabric="roce-8x200"), "GPU W", nodes=2) == 200
-    assert "over tcp" in reason(References(None, (WIDE,), fabric="tcp"), "GPU W", nodes=2)
+    assert value(References(None, (WIDE,), links=Links.of_fabric("ib-8x400")), "GPU W", nodes=2) == 350
+    assert value(References(None, (WIDE,), links=Links.of_fabric("roce-8x200")), "GPU W", nodes=2) == 200
+    assert "over tcp" in reason(References(None, (WIDE,), links=Links(network="tcp")), "GPU W", nodes=2)
     assert "unknown network" in reason(REFERENCES, "GPU W", nodes=2)
 
 
 def test_a_site_value_for_several_nodes_needs_the_same_fabric() -> None:
     learned = expected(123, nodes=2, fabric="ib-8x400").model_copy(update={"gpu": "GPU X"})
     site = Baseline(name="lab", learned_from=(), expected={"speed": (learned,)})
-    assert value(References(site, (), fabric="ib-8x400"), "GPU X", nodes=2) == 123
-    assert reason(References(site, (), fabric="tcp"), "GPU X", nodes=2)
+    assert value(References(site, (), links=Links.of_fabric("ib-8x400")), "GPU X", nodes=2) == 123
+    assert reason(References(site, (), links=Links(network="tcp")), "GPU X", nodes=2)
 
 
 # Network class of EFA, which has no rate, by GPU model → GB/s out of a node of the machines with published values
@@ -110,7 +113,7 @@ def test_a_published_value_that_ring_cannot_reach(
     unknown = Links(network=network, ports=RdmaPorts(kind, ports, port_rate * 8 / ports))
     facts: dict[str, JsonValue] = {"gpu": gpu, "world_size": published.gpus, "nodes": 2}
     found = {
-        algorithm: select_references(links, None).find(key, facts, PeerGroup("", ()), "GB/s")
+        algorithm: References(None, skus(), links=links).find(key, facts, PeerGroup("", ()), "GB/s")
         for algorithm in ("", "Ring", "NVLS")
         for links in [unknown.with_algorithm("all_reduce", key.split(".")[2], algorithm)]
     }
@@ -169,7 +172,7 @@ ALL_REDUCE = "all_reduce.busbw.8GiB"
 
 
 def shipped(links: Links, gpu: str, ranks: int, nodes: int, key: str = ALL_REDUCE, **facts: JsonValue) -> Reference:
-    found = select_references(links, None).find(
+    found = References(None, skus(), links=links).find(
         key, {"gpu": gpu, "world_size": ranks, "nodes": nodes, **facts}, PeerGroup("", ()), "GB/s"
     )
     assert isinstance(found, Reference), found
@@ -198,7 +201,7 @@ def test_the_algorithm_selects_the_value(gpu: str, algorithm: str, value: float,
 def test_an_unknown_algorithm_has_the_reference_of_ring_beside_it() -> None:
     facts: dict[str, JsonValue] = {"gpu": H100, "world_size": 8, "nodes": 1}
     for links, expected_value in ((Links(), 367), (Links(network="rdma"), 367), (Links(nvls=False), None)):
-        references = select_references(links, None)
+        references = References(None, skus(), links=links)
         published = references.find(ALL_REDUCE, facts, PeerGroup("", ()), "GB/s")
         assert isinstance(published, Reference)
         ring = references.with_ring(ALL_REDUCE, facts, published)

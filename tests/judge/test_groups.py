@@ -209,7 +209,7 @@ def test_two_nodes_are_judged_by_the_rate_of_the_ports_of_a_gpu(
     facts = {"backend": "nccl", "comparable": "no", "gpu": "NVIDIA H200", "world_size": 16, "nodes": 2}
     value = Metric(name=metric, value=busbw, unit="GB/s", subject=subject)
     measured = Measurement(check=check, subject="n0/gpu0", metrics=(value,), facts=facts)
-    results = judge_check(catalog()[check], [measured], {}, "t", References(None, skus(), links.fabric, links=links))
+    results = judge_check(catalog()[check], [measured], {}, "t", References(None, skus(), links=links))
     assert [each.outcome for each in results if each.metric == metric and each.value] == [outcome]
 
 

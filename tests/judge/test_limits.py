@@ -11,7 +11,7 @@ from seatrial.checks import catalog
 from seatrial.checks.check import Check
 from seatrial.checks.declare import metric
 from seatrial.hardware.links import Links, RdmaPorts
-from seatrial.hardware.references import References, Sku, Spec, select_references, skus
+from seatrial.hardware.references import References, Sku, Spec, skus
 from seatrial.judge.rules import judge_check
 from seatrial.model import (
     Baseline,
@@ -137,7 +137,7 @@ def test_published_value_of_another_algorithm(
     measurement = Measurement(check="collectives.all_reduce", subject="cluster", metrics=(metric,), facts=facts)
     check_ = catalog()["collectives.all_reduce"]
     check_ = replace(check_, declared=tuple(each for each in check_.declared if each.name == metric.name))
-    (verdict,) = judge_check(check_, [measurement], {}, "", select_references(links, baseline))
+    (verdict,) = judge_check(check_, [measurement], {}, "", References(baseline, skus(), links=links))
     assert verdict.outcome is outcome
     assert (Reason.ALGORITHM_UNKNOWN in verdict.reasons) is (outcome is Outcome.UNJUDGED)
     assert verdict.basis

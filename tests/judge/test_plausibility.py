@@ -9,7 +9,7 @@ from seatrial.checks import catalog
 from seatrial.config.layers import resolve
 from seatrial.config.schema import CheckSettings, Cluster, Config
 from seatrial.hardware.bounds import MetricLookup, hardware_bound
-from seatrial.hardware.links import COLLECTIVE
+from seatrial.hardware.links import COLLECTIVE, Links
 from seatrial.hardware.references import References, Sku, skus
 from seatrial.judge.plausibility import (
     baseline_errors,
@@ -278,15 +278,19 @@ def test_network_of_known_class_bounds_thresholds_between_nodes(operation: str, 
     facts: dict[str, JsonValue] = {"gpu": H100, "world_size": 16, "nodes": 2}
     lookup = MetricLookup(f"{operation}.busbw.8GiB", "busbw.8GiB", COLLECTIVE, operation)
     parsed = Threshold.parse(threshold)
-    assert text in threshold_error(parsed, "GB/s", lookup, facts, References(None, skus(), fabric="ib-8x400"))
+    assert text in threshold_error(
+        parsed, "GB/s", lookup, facts, References(None, skus(), links=Links.of_fabric("ib-8x400"))
+    )
     assert not threshold_error(parsed, "GB/s", lookup, facts, REFERENCES)
     rack: dict[str, JsonValue] = {"gpu": "NVIDIA GB200", "world_size": 8, "nodes": 2}  # NVLink connects these nodes
-    assert not threshold_error(parsed, "GB/s", lookup, rack, References(None, skus(), fabric="ib-4x400"))
+    assert not threshold_error(
+        parsed, "GB/s", lookup, rack, References(None, skus(), links=Links.of_fabric("ib-4x400"))
+    )
 
 
 def test_network_bound_of_all_reduce_is_that_of_the_tree_algorithm() -> None:
     facts: dict[str, JsonValue] = {"gpu": H100, "world_size": 16, "nodes": 2}
-    threshold, references = Threshold.parse("> 376 GB/s"), References(None, skus(), fabric="ib-8x200")
+    threshold, references = Threshold.parse("> 376 GB/s"), References(None, skus(), links=Links.of_fabric("ib-8x200"))
     assert "0.533 × its busbw: 375 GB/s" in threshold_error(
         threshold, "GB/s", LOOKUPS["all_reduce.busbw.8GiB"], facts, references
     )

@@ -14,6 +14,7 @@ from tools.records import record_path
 
 from seatrial.checks import catalog
 from seatrial.config.schema import CheckSettings, Config
+from seatrial.hardware.links import Links
 from seatrial.hardware.references import Reference, References, skus
 from seatrial.judge import site_baseline
 from seatrial.judge.plausibility import validate_baseline, validate_thresholds
@@ -429,10 +430,11 @@ def test_training_value_far_below_its_bound_is_not_lax() -> None:
 
 def test_value_across_nodes_applies_to_its_network_only() -> None:
     across: dict[str, JsonValue] = {"gpu": "NVIDIA H200", "world_size": 16, "nodes": 2}
-    for fabric, seen in (("", ""), ("tcp", ""), ("tcp", "ib-8x400")):
-        references = References(expected(5, nodes=2, gpus=16, fabric=fabric), (), seen)
+    infiniband = Links.of_fabric("ib-8x400")
+    for fabric, seen in (("", Links()), ("tcp", Links()), ("tcp", infiniband)):
+        references = References(expected(5, nodes=2, gpus=16, fabric=fabric), (), links=seen)
         assert isinstance(references.site_or_sku_reference("all_gather.busbw.1GiB", across), str), (fabric, seen)
-    references = References(expected(5, nodes=2, gpus=16, fabric="tcp"), (), "tcp")
+    references = References(expected(5, nodes=2, gpus=16, fabric="tcp"), (), links=Links(network="tcp"))
     assert isinstance(references.site_or_sku_reference("all_gather.busbw.1GiB", across), Reference)
 
 

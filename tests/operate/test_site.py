@@ -28,15 +28,12 @@ def node(name: str, gpus: int, *partitions: str) -> SlurmNode:
         cpus=8,
         memory_bytes=None,
         gres=gres,
-        gres_used=None,
         partitions=partitions,
     )
 
 
 def partition(name: str, default: bool = False) -> Partition:
-    return Partition(
-        name=name, state="UP", nodes="", total_nodes=None, default=default, max_time_s=None, default_time_s=None
-    )
+    return Partition(name=name, state="UP", nodes="", default=default, max_time_s=None, default_time_s=None)
 
 
 CPU_NODE, TWO_GPU_NODES = node("c0", 0, "cpu"), (node("g0", 8, "gpu", "all"), node("g1", 8, "gpu", "all"))

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from seatrial.config.schema import CheckSettings, Config
+from seatrial.discover.gpu import GpuFacts
 from seatrial.model import Absent, Machine, Measurement, Why
 from seatrial.pipeline.plan import Plan
 from seatrial.pipeline.results import GpuExchanged, TrialResults, new_run_command
-from seatrial.pipeline.resume import completed_checks, load_earlier_sessions
+from seatrial.pipeline.resume import completed_checks, load_earlier_sessions, remaining_plan
 from seatrial.pipeline.run_directory import RunDir
+from seatrial.pipeline.this_host import ThisHost
 from seatrial.util.journal import Journal, Record
 from tests.pipeline.fixtures import HERE, JOB, SilentDisplay, request, results
 
@@ -137,3 +139,21 @@ def test_the_new_run_has_the_command_of_the_old_one_and_another_directory() -> N
 def config_of(*checks: str) -> Config:
     settings = {name: CheckSettings() for name in checks}
     return request().config.model_copy(update={"checks": settings})
+
+
+def test_the_plan_of_a_resumed_soak_has_only_the_rest_of_its_budget(tmp_path: Path) -> None:
+    """The rounds that one of both ranks has not completed are measured again."""
+    checks = {"device.soak": CheckSettings(options={"budget_s": 600, "round_s": 100})}
+    trial = request(gpus_per_node=0)
+    config = trial.config.model_copy(update={"checks": checks})
+    run_dir = RunDir.create(tmp_path / "out", trial.model_copy(update={"config": config}))
+    resumed, here = results(run_dir), ThisHost({}, GpuFacts())
+    (whole,) = remaining_plan(Plan((), (), {}), resumed, here, 1).jobs
+    for rank, rounds in ((0, 3), (1, 2)):
+        journal = Journal(run_dir.path / "artifacts/device.soak" / f"rounds.rank{rank}.jsonl")
+        for _ in range(rounds):
+            journal.append({"seconds": 100.0})
+    (rest,) = remaining_plan(Plan((), (), {}), resumed, here, 1).jobs
+    assert whole.typical["device.soak"] - rest.typical["device.soak"] == pytest.approx(200)
+    assert rest.options == whole.options
+    assert rest.limits == whole.limits

@@ -50,13 +50,13 @@ class Connection:
 
 @dataclass(frozen=True)
 class ConnectivityResult:
-    """``lookups[i]``: DNS name of each node → its Lookup on participant ``i``.
+    """``lookups``: node → DNS name of each node → its Lookup on the first node.
 
-    ``connections[i]``: name of each other node → Connection from participant ``i``, or the error.
+    ``connections``: node → name of each other node → Connection from the first node, or the error.
     """
 
-    lookups: list[dict[str, Lookup]]
-    connections: list[dict[str, Connection | str]]
+    lookups: dict[str, dict[str, Lookup]]
+    connections: dict[str, dict[str, Connection | str]]
 
 
 def measure_connectivity(
@@ -79,8 +79,10 @@ def measure_connectivity(
         connections = participants.run_on_all(probe.measure, timeout_s)
     finally:
         probe.close()
-    pairs = zip(errors, connections, strict=True)
-    return ConnectivityResult(lookups, [{**failed, **connected} for failed, connected in pairs])
+    merged = {
+        name: {**failed, **connected} for name, failed, connected in zip(names, errors, connections, strict=True)
+    }
+    return ConnectivityResult(dict(zip(names, lookups, strict=True)), merged)
 
 
 class ConnectivityProbe:

@@ -160,6 +160,8 @@ class Check:
     declared: tuple[metric, ...]
     measure: Callable[[Context, Any], Answers]
     limit_s: float  # time limit; generous, since it is meant for hangs and not for slow hardware
+    # Returns how many seconds earlier sessions measured, from the artifacts directory: --resume measures only the rest
+    measured_s: Callable[[Path], float] = lambda _artifacts_dir: 0.0
     needs: Needs = field(default_factory=Needs)
     # Rights that the check needs and an ordinary user lacks, such as "root, to read the kernel log"; shown before runs
     rights: str = ""

@@ -6,16 +6,15 @@ import ctypes
 import os
 from pathlib import Path
 
-from seatrial.discover.file_readers import FieldReader, read_line
-from seatrial.model import Frozen
+from seatrial.discover.file_readers import FieldReader, FileFacts, read_line
 
 # TIME_ERROR of adjtimex(2): the clock is not synchronised. It has this state after boot, and again when the time daemon
 # has sent no update for long.
 _TIME_ERROR = 5
 
 
-class ClockFacts(Frozen):
-    """The state of the system clock. A field is None if it is unreadable; ``unreadable`` has the error.
+class ClockFacts(FileFacts):
+    """The state of the system clock.
 
     ``synchronised``: whether the clock is synchronised with a time server. ``max_error_s``: the kernel's upper bound of
     the clock's error, in seconds. ``source``: the clock source, such as tsc.
@@ -24,34 +23,16 @@ class ClockFacts(Frozen):
     synchronised: bool | None
     max_error_s: float | None
     source: str | None
-    unreadable: dict[str, str] = {}
-
-
-class _Timex(ctypes.Structure):
-    """``struct timex`` of <sys/timex.h> on Linux with 64-bit ``long``."""
-
-    _fields_ = (
-        ("modes", ctypes.c_uint),
-        *((name, ctypes.c_long) for name in ("offset", "freq", "maxerror", "esterror")),
-        ("status", ctypes.c_int),
-        *((name, ctypes.c_long) for name in ("constant", "precision", "tolerance", "time_s", "time_us", "tick")),
-        *((name, ctypes.c_long) for name in ("ppsfreq", "jitter")),
-        ("shift", ctypes.c_int),
-        *((name, ctypes.c_long) for name in ("stabil", "jitcnt", "calcnt", "errcnt", "stbcnt")),
-        ("tai", ctypes.c_int),
-        ("reserved", ctypes.c_int * 11),
-    )
 
 
 def adjtimex() -> tuple[bool, float]:
     """(whether the clock is synchronised, the kernel's upper bound of its error in seconds). Raises OSError."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    timex = _Timex()  # modes is 0: read-only
-    state = libc.adjtimex(ctypes.byref(timex))
+    # struct timex of <sys/timex.h> has 208 bytes if long has 64 bits: modes (0: read only), offset, freq, maxerror …
+    timex = (ctypes.c_long * 26)()
+    state = ctypes.CDLL(None, use_errno=True).adjtimex(timex)
     if state < 0:
-        code = ctypes.get_errno()
-        raise OSError(f"adjtimex: {os.strerror(code)}")
-    return state != _TIME_ERROR, timex.maxerror / 1e6  # maxerror is in microseconds
+        raise OSError(f"adjtimex: {os.strerror(ctypes.get_errno())}")
+    return state != _TIME_ERROR, timex[3] / 1e6  # maxerror is in microseconds
 
 
 def read(root: Path = Path("/")) -> ClockFacts:

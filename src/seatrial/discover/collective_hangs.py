@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from seatrial.discover.flight_recorder import DEFAULT_GROUP, Dump, Group, Operation
+from seatrial.util.grouping import grouped
 
 # Collectives whose sizes may differ between ranks, since only the root has all tensors, or since the parts of the ranks
 # have different sizes
@@ -72,13 +73,14 @@ def collective_hangs(dumps: Iterable[Dump], world_size: int = 0) -> list[Collect
     ``world_size``: number of ranks of the job, 0 if it is unknown.
     """
     dump_by_rank = {dump.rank: dump for dump in dumps}
-    # (name, members) → rank → the group in this rank's dump
-    recorded_groups: dict[tuple[str, tuple[int, ...]], dict[int, Group]] = {}
-    for rank, dump in sorted(dump_by_rank.items()):
-        for group in dump.groups.values():
-            recorded_groups.setdefault((group.name, group.members), {})[rank] = group
+    recorded_groups = grouped(
+        ((group.name, group.members), (rank, group))
+        for rank, dump in sorted(dump_by_rank.items())
+        for group in dump.groups.values()
+    )
     hangs = []
-    for (name, members), group_by_rank in recorded_groups.items():
+    for (name, members), rank_groups in recorded_groups.items():
+        group_by_rank = dict(rank_groups)
         is_default, members_recorded = DEFAULT_GROUP in name, bool(members)
         if not members:
             members = tuple(range(max(world_size, max(dump_by_rank) + 1))) if is_default else tuple(group_by_rank)
@@ -121,23 +123,18 @@ def _collective_hang(
 
 
 def _differences(operation_by_rank: Mapping[int, Operation]) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Quantity → value → ranks, for the quantities that differ between operations with the same number."""
-    operations = operation_by_rank.items()
     names = {operation.name for operation in operation_by_rank.values()}
-    # Quantity → rank → value
-    quantities: dict[str, dict[int, str]] = {"operation": {rank: operation.name for rank, operation in operations}}
+    texts: dict[str, Callable[[Operation], str]] = {"operation": lambda operation: operation.name}
     if len(names) == 1:
         if not next(iter(names)).startswith(_UNEQUAL_SIZES):
-            quantities["input sizes"] = {rank: _sizes_text(operation.input_sizes) for rank, operation in operations}
-            quantities["output sizes"] = {rank: _sizes_text(operation.output_sizes) for rank, operation in operations}
-        quantities["dtype"] = {rank: ", ".join(operation.dtypes) for rank, operation in operations if operation.dtypes}
+            texts["input sizes"] = lambda operation: _sizes_text(operation.input_sizes)
+            texts["output sizes"] = lambda operation: _sizes_text(operation.output_sizes)
+        texts["dtype"] = lambda operation: ", ".join(operation.dtypes)
     differences = {}
-    for quantity, value_by_rank in quantities.items():
-        ranks_by_value: dict[str, list[int]] = {}
-        for rank, value in value_by_rank.items():
-            ranks_by_value.setdefault(value, []).append(rank)
-        if len(ranks_by_value) > 1:
-            differences[quantity] = {value: tuple(ranks) for value, ranks in ranks_by_value.items()}
+    for quantity, text in texts.items():
+        ranks = grouped((value, rank) for rank, operation in operation_by_rank.items() if (value := text(operation)))
+        if len(ranks) > 1:
+            differences[quantity] = {value: tuple(ranks_with_value) for value, ranks_with_value in ranks.items()}
     return differences
 
 

@@ -7,8 +7,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
-from seatrial.discover.file_readers import FieldReader, list_names, parse_id_list, read_line, read_number, read_text
-from seatrial.model import Frozen
+from seatrial.discover.file_readers import (
+    FieldReader,
+    FileFacts,
+    list_names,
+    parse_id_list,
+    read_line,
+    read_number,
+    read_text,
+)
 from seatrial.util.text import printable
 
 Number = TypeVar("Number", int, float)
@@ -17,16 +24,15 @@ _CPUS = "sys/devices/system/cpu"
 _UNLIMITED = 2**60  # cgroup v1 writes "no limit" as a number just below 2^63
 
 
-class NumaNode(Frozen):
+class NumaNode(FileFacts):
     """One NUMA node. ``cpus``: ranges such as 0-3,8, empty for a node without CPUs."""
 
     name: str
     cpus: str | None
     memory_bytes: int | None
-    unreadable: dict[str, str] = {}
 
 
-class CpuFacts(Frozen):
+class CpuFacts(FileFacts):
     """Numbers of CPUs. ``threads``: online logical CPUs. ``usable_threads``: logical CPUs that this process may use.
 
     ``cores``: physical cores. ``smt``: whether a core has several logical CPUs.
@@ -41,20 +47,15 @@ class CpuFacts(Frozen):
     quota_cores: float | None
     smt: bool | None
     numa: tuple[NumaNode, ...]
-    unreadable: dict[str, str] = {}
 
 
-class MemoryFacts(Frozen):
-    """Memory in bytes. ``limit_bytes``: the lowest limit of the cgroups.
-
-    ``limit_bytes`` is None if there is no limit, or if it could not be read; then ``unreadable`` has the error.
-    """
+class MemoryFacts(FileFacts):
+    """Memory in bytes. ``limit_bytes``: the lowest limit of the cgroups; None: no limit."""
 
     total_bytes: int | None
     available_bytes: int | None
     swap_bytes: int | None
     limit_bytes: int | None
-    unreadable: dict[str, str] = {}
 
 
 def read_cpu(root: Path = Path("/")) -> CpuFacts:
@@ -91,7 +92,7 @@ def read_memory(root: Path = Path("/")) -> MemoryFacts:
 
 
 def _read_field(path: Path, key: str) -> str:
-    """The value of the first line ``key: value`` or ``Node 0 key: value``. Raises OSError or ValueError."""
+    """The value of the first line ``key: value`` or ``Node 0 key: value``."""
     match = re.search(rf"^(?:Node \d+ )?{re.escape(key)}\s*:[ \t]*(\S.*?)[ \t]*$", read_text(path), re.MULTILINE)
     if not match:
         raise ValueError(f"{path}: no line {key!r}")
@@ -99,7 +100,7 @@ def _read_field(path: Path, key: str) -> str:
 
 
 def _model(cpuinfo: Path) -> str:
-    """The model name. On Arm the kernel reports none; there, implementer and part number. Raises as _read_field."""
+    """The model name. On Arm the kernel reports none; there, implementer and part number."""
     try:
         return _read_field(cpuinfo, "model name")
     except ValueError:
@@ -114,7 +115,7 @@ def _read_kib(path: Path, key: str) -> int:
 
 
 def _distinct_values(root: Path, cpus: list[int] | None, file: str) -> int:
-    """The number of different values of the topology file ``file`` over ``cpus``. Raises OSError or ValueError.
+    """The number of different values of the topology file ``file`` over ``cpus``.
 
     physical_package_id has one value for each socket, thread_siblings_list one for each core.
     """
@@ -143,8 +144,7 @@ def _numa_node(folder: Path) -> NumaNode:
 def _cgroups(root: Path, controller: str) -> Iterator[Path]:
     """The cgroups of this process for ``controller``, from its own up to the root.
 
-    Not all of these folders need to exist. In a container, /proc/self/cgroup can have a path of the host that the
-    container does not mount; only the root of the mount exists in this case.
+    In a container, /proc/self/cgroup can have a path of the host that is not mounted: then only the root exists.
     """
     for line in read_text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)  # cgroup v2: no controllers

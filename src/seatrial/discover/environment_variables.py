@@ -34,7 +34,6 @@ class Variable(Frozen):
 
 @cache
 def variables() -> Mapping[str, Variable]:
-    """All environment variables with a known effect."""
     rows = data_files.read("environment_variables.yaml")
     return {name: Variable.model_validate(row) for name, row in rows.items()}
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from seatrial.discover.file_readers import FieldReader, list_names, read_line, read_number
-from seatrial.model import Frozen
+from seatrial.discover.file_readers import FieldReader, FileFacts, list_names, read_line, read_number
 from seatrial.util.text import printable
 
 # Drivers of virtual interfaces that report a constant speed: veth, as in pods, 10 Gb/s
@@ -24,7 +23,7 @@ _PEERMEM_MODULES = ("nvidia_peermem", "nv_peer_mem", "efa_nv_peermem")
 _SIOCETHTOOL, _ETHTOOL_GDRVINFO, _DRVINFO_BYTES = 0x8946, 3, 196  # linux/sockios.h, linux/ethtool.h
 
 
-class Nic(Frozen):
+class Nic(FileFacts):
     """One network interface; ``speed_mbit_s`` is in Mbit/s, the unit of ethtool and of /sys/class/net/NAME/speed."""
 
     name: str
@@ -35,10 +34,9 @@ class Nic(Frozen):
     driver: str | None
     numa_node: int | None
     addresses: tuple[str, ...]
-    unreadable: dict[str, str] = {}
 
 
-class NicFacts(Frozen):
+class NicFacts(FileFacts):
     """``interfaces``: the physical ones, and virtual ones with an address that is not link-local.
 
     ``omitted_virtual``: number of the other interfaces, not counting the loopback.
@@ -46,10 +44,9 @@ class NicFacts(Frozen):
 
     interfaces: tuple[Nic, ...]
     omitted_virtual: int
-    unreadable: dict[str, str] = {}
 
 
-class RdmaPort(Frozen):
+class RdmaPort(FileFacts):
     """A port of an RDMA device, with the texts of /sys.
 
     ``state``: logical state, such as ACTIVE. ``physical_state``: such as LinkUp. ``rate``: such as 400 Gb/sec (4X NDR).
@@ -62,10 +59,9 @@ class RdmaPort(Frozen):
     rate: str | None
     link_layer: str | None
     netdev: str | None
-    unreadable: dict[str, str] = {}
 
 
-class RdmaDevice(Frozen):
+class RdmaDevice(FileFacts):
     """One RDMA device. ``verbs_accessible``: whether this user can open /dev/infiniband/uverbs* of the device here."""
 
     name: str
@@ -74,15 +70,13 @@ class RdmaDevice(Frozen):
     numa_node: int | None
     verbs_accessible: bool | None
     ports: tuple[RdmaPort, ...]
-    unreadable: dict[str, str] = {}
 
 
-class RdmaFacts(Frozen):
-    """``devices`` is empty if there are none, or if /sys is unreadable (then ``unreadable`` has the error)."""
+class RdmaFacts(FileFacts):
+    """The RDMA devices; ``devices`` is empty if there are none, or if /sys is unreadable."""
 
     devices: tuple[RdmaDevice, ...]
     peermem: bool  # a module of _PEERMEM_MODULES is loaded: GPUDirect RDMA works without dma-buf
-    unreadable: dict[str, str] = {}
 
     @property
     def status_readable(self) -> bool:
@@ -109,7 +103,7 @@ class RdmaFacts(Frozen):
         ]
 
 
-def read_nics(root: Path = Path("/")) -> NicFacts:
+def read_nics(root: Path) -> NicFacts:
     """The network interfaces in /sys under ``root``, without the loopback."""
     reader = FieldReader()
     folder = root / "sys/class/net"
@@ -141,8 +135,7 @@ def interface_addresses() -> dict[str, tuple[str, ...]]:
     }
 
 
-def read_rdma(root: Path = Path("/")) -> RdmaFacts:
-    """The RDMA devices in /sys under ``root``."""
+def read_rdma(root: Path) -> RdmaFacts:
     reader = FieldReader()
     return RdmaFacts(
         devices=tuple(_device(root, name) for name in reader("devices", lambda: _device_names(root)) or []),
@@ -174,7 +167,7 @@ def _nic(folder: Path, addresses: tuple[str, ...]) -> Nic:
 
 
 def _speed(folder: Path) -> int:
-    """The speed of an interface in Mbit/s. Raises OSError (EINVAL if the link is down) or ValueError."""
+    """The speed of an interface in Mbit/s. Raises OSError with EINVAL if the link is down."""
     if (driver := ethtool_driver(folder.name)) in _CONSTANT_SPEED:
         raise ValueError(f"{folder}: the driver {driver} reports a constant")
     speed = read_number(folder / "speed")
@@ -204,11 +197,7 @@ def _numa_node(folder: Path) -> int | None:
 
 def _device_names(root: Path) -> list[str]:
     """The names of the RDMA devices; empty if /sys/class exists without infiniband. Raises OSError without /sys."""
-    folder = root / "sys/class/infiniband"
-    if not folder.exists():
-        list_names(root / "sys/class")
-        return []
-    return list_names(folder)
+    return list_names(root / "sys/class/infiniband") if "infiniband" in list_names(root / "sys/class") else []
 
 
 def _device(root: Path, name: str) -> RdmaDevice:
@@ -258,7 +247,7 @@ def _port(folder: Path) -> RdmaPort:
 
 
 def _state(path: Path) -> str:
-    """The name in a state such as ``4: ACTIVE``. Raises OSError or ValueError."""
+    """The name in a state such as ``4: ACTIVE``."""
     value = read_line(path)
     match = re.fullmatch(r"\d+: (\w+)", value)
     if not match:

@@ -8,13 +8,20 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
+from seatrial.model import Frozen
 from seatrial.util.text import error_text, number_ranges, printable
 
 T = TypeVar("T")
 
 
+class FileFacts(Frozen):
+    """Facts of a machine. A field that cannot be read is None or empty, with the error in ``unreadable``."""
+
+    unreadable: dict[str, str] = {}
+
+
 class FieldReader:
-    """Reads the fields of one record: a field whose ``read`` fails is None, with the error in ``unreadable``."""
+    """Reads the fields of FileFacts: a field whose ``read`` fails is None, with the error in ``unreadable``."""
 
     def __init__(self) -> None:
         self.unreadable: dict[str, str] = {}
@@ -25,6 +32,11 @@ class FieldReader:
         except (OSError, ValueError) as error:
             self.unreadable[field] = error_text(error)
             return None
+
+
+def read_or_none(read: Callable[[], T]) -> T | None:
+    """The result of ``read``; None if it raises OSError or ValueError."""
+    return FieldReader()("", read)
 
 
 def path_under(root: Path, path: str) -> Path:
@@ -55,7 +67,6 @@ def read_number(path: Path) -> int:
 
 
 def list_names(folder: Path) -> list[str]:
-    """The sorted names in a folder. Raises OSError."""
     return sorted(os.listdir(folder))
 
 

@@ -9,8 +9,7 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import NamedTuple
 
-from seatrial.discover.file_readers import FieldReader, T, path_under, read_text
-from seatrial.model import Frozen
+from seatrial.discover.file_readers import FieldReader, FileFacts, T, path_under, read_text
 from seatrial.util.text import printable
 from seatrial.util.threads import start_in_thread
 
@@ -24,7 +23,7 @@ _SYSTEM_MOUNT = re.compile(r"tmpfs /(?!dev/shm$)(dev|proc|run|sys)(/.*)?|squashf
 _RESPONSE_TIMEOUT_S = 5.0  # a healthy parallel filesystem answers statvfs in milliseconds, a busy one in seconds
 
 
-class Mount(Frozen):
+class Mount(FileFacts):
     """One filesystem; ``responding`` is False if statvfs did not return within 5 s (a dead NFS server)."""
 
     target: str
@@ -34,10 +33,9 @@ class Mount(Frozen):
     size_bytes: int | None
     free_bytes: int | None
     responding: bool
-    unreadable: dict[str, str] = {}
 
 
-class DirectorySpace(Frozen):
+class DirectorySpace(FileFacts):
     """A directory. ``size_bytes``, ``free_bytes``: of its filesystem, 0 if the directory does not exist.
 
     ``type``: type of its filesystem. ``writable``: whether this user may create files in the directory.
@@ -49,10 +47,9 @@ class DirectorySpace(Frozen):
     size_bytes: int | None
     free_bytes: int | None
     writable: bool | None
-    unreadable: dict[str, str] = {}
 
 
-class MountFacts(Frozen):
+class MountFacts(FileFacts):
     """``filesystems``: one mount for each filesystem with storage and each set of mount options.
 
     ``omitted_pseudo``: number of mounts without storage or of the operating system. ``omitted_duplicates``: number of
@@ -66,7 +63,6 @@ class MountFacts(Frozen):
     tmp: DirectorySpace
     home: DirectorySpace
     root: DirectorySpace
-    unreadable: dict[str, str] = {}
 
 
 class MountEntry(NamedTuple):
@@ -77,11 +73,6 @@ class MountEntry(NamedTuple):
     options: str
     type: str
     source: str
-
-    @property
-    def pseudo(self) -> bool:
-        """Whether the filesystem has no storage, or belongs to the operating system."""
-        return bool(_PSEUDO_TYPE.fullmatch(self.type) or _SYSTEM_MOUNT.fullmatch(f"{self.type} {self.target}"))
 
 
 class Usage(NamedTuple):
@@ -100,7 +91,11 @@ def read(root: Path = Path("/")) -> MountFacts:
     """
     reader = FieldReader()
     entries = reader("filesystems", lambda: mountinfo(read_text(root / "proc/self/mountinfo"))) or []
-    with_storage = [entry for entry in entries if not entry.pseudo]
+    with_storage = [
+        entry
+        for entry in entries
+        if not (_PSEUDO_TYPE.fullmatch(entry.type) or _SYSTEM_MOUNT.fullmatch(f"{entry.type} {entry.target}"))
+    ]
     reported = _without_duplicates(with_storage)
 
     def start_usage(path: str) -> Future[Usage]:

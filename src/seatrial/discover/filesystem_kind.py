@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from seatrial.discover.file_readers import path_under, read_text
+from seatrial.discover.file_readers import path_under, read_or_none, read_text
 from seatrial.discover.filesystem import MountEntry
-from seatrial.model import Frozen
 from seatrial.util import data_files
 from seatrial.util.text import error_text, printable
 
@@ -21,7 +20,7 @@ _BEEGFS_FILE = "cfgFile="
 _VAST_DRIVER = "sys/module/sunrpc/parameters/nfs_bundle_version"  # exists only with VAST's NFS driver
 
 
-class FilesystemSetting(Frozen):
+class FilesystemSetting(NamedTuple):
     """A client setting. ``effect``: what the setting does. ``source``: the documentation of the setting.
 
     ``advice``: what to set instead, if the value slows training down or breaks it; otherwise empty.
@@ -30,11 +29,11 @@ class FilesystemSetting(Frozen):
     name: str
     value: str
     effect: str
-    advice: str = ""
+    advice: str
     source: str
 
 
-class FilesystemKind(Frozen):
+class FilesystemKind(NamedTuple):
     """The kind of a mounted filesystem. ``name``: such as ``Lustre``. ``evidence``: how the kind was recognized.
 
     ``network``: whether it is a network filesystem, None for an unknown type.
@@ -47,10 +46,10 @@ class FilesystemKind(Frozen):
     evidence: str
     quota_tool: str = ""
     settings: tuple[FilesystemSetting, ...] = ()
-    unreadable: dict[str, str] = {}
+    unreadable: Mapping[str, str] = {}
 
 
-def identify(entry: MountEntry, root: Path = Path("/")) -> FilesystemKind:
+def identify(entry: MountEntry, root: Path) -> FilesystemKind:
     """The kind of the filesystem that this host mounts with ``entry``; /proc and /sys are under ``root``."""
     options = entry.options.split(",")
     for name, row in table()["filesystems"].items():
@@ -69,22 +68,12 @@ def identify(entry: MountEntry, root: Path = Path("/")) -> FilesystemKind:
         if name == "BeeGFS":
             options += _beegfs_options(options, root, unreadable)
         settings = tuple(_settings([*row.get("settings", ()), *table()["common"]], options))
-        return FilesystemKind(
-            name=name,
-            network=row["network"],
-            evidence=evidence,
-            quota_tool=row.get("quota", ""),
-            settings=settings,
-            unreadable=unreadable,
-        )
-    return FilesystemKind(
-        name=f"unknown type {printable(entry.type)}", network=None, evidence=f"type {printable(entry.type)}"
-    )
+        return FilesystemKind(name, row["network"], evidence, row.get("quota", ""), settings, unreadable)
+    return FilesystemKind(f"unknown type {printable(entry.type)}", None, f"type {printable(entry.type)}")
 
 
 @cache
 def table() -> Any:
-    """The content of data/filesystems.yaml."""
     return data_files.read("filesystems.yaml")
 
 
@@ -99,21 +88,13 @@ def _settings(rows: list[Mapping[str, str]], options: list[str]) -> Iterator[Fil
             values = [row["absent"]]
         for value in dict.fromkeys(values):
             is_unwise = "unwise" in row and re.fullmatch(row["unwise"], value)
-            yield FilesystemSetting(
-                name=row["name"],
-                value=printable(value),
-                effect=row["effect"],
-                advice=row["advice"] if is_unwise else "",
-                source=row["source"],
-            )
+            advice = row["advice"] if is_unwise else ""
+            yield FilesystemSetting(row["name"], printable(value), row["effect"], advice, row["source"])
 
 
 def _vast_driver(root: Path) -> str:
     """The version of VAST's NFS driver; empty without it."""
-    try:
-        return printable(read_text(root / _VAST_DRIVER).strip())
-    except OSError:
-        return ""
+    return printable((read_or_none(lambda: read_text(root / _VAST_DRIVER)) or "").strip())
 
 
 def _beegfs_options(options: list[str], root: Path, unreadable: dict[str, str]) -> list[str]:

@@ -11,12 +11,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from seatrial.model import Frozen
-from seatrial.util.processes import CommandResult, run_command
+from seatrial.util.processes import run_command
 from seatrial.util.text import error_text, printable
 
 TOOL_TIMEOUT_S = 20.0  # lfs asks every server; a healthy one answers in milliseconds
-Run = Callable[[Sequence[str], float], CommandResult]
 # The table titles of lfs and quota; some versions of lfs call the columns bquota, blimit, iquota, ...
 _TITLE = re.compile(
     r"\s*Filesystem\s+(kbytes|blocks|space|used)\s+b?quota\s+b?limit\s+b?grace\s+files\s+i?quota\s+i?limit\s+i?grace\s*"
@@ -35,7 +33,7 @@ MAX_TARGET_USED_PERCENT = 95
 _INACTIVE = re.compile(r"(\S+?)(?:_UUID)?\s*: inactive device")
 
 
-class Quota(Frozen):
+class Quota(NamedTuple):
     """Used and allowed bytes and files of a user, group or project; a limit of None is unlimited."""
 
     bytes_used: int
@@ -50,7 +48,7 @@ class Quota(Frozen):
         return max((min(100.0, 100 * used / limit) for used, limit in pairs if limit), default=None)
 
 
-class QuotaReading(Frozen):
+class QuotaReading(NamedTuple):
     """``quota``: None if there is no quota, or if it is unknown; only in the second case ``reason`` has a text.
 
     ``command``: the command line that printed the quota, or the commands that failed.
@@ -63,7 +61,7 @@ class QuotaReading(Frozen):
     unread: tuple[str, ...] = ()
 
 
-class StorageTargets(Frozen):
+class StorageTargets(NamedTuple):
     """The server disks (OSTs) of Lustre: the fullest one, how full it is in percent, and those that are down."""
 
     fullest: str
@@ -72,15 +70,11 @@ class StorageTargets(Frozen):
 
 
 class _Query(NamedTuple):
-    """A command, and the parser of its output."""
-
     argv: list[str]
     parse: Callable[[str], Quota | None]
 
 
-def read_quota(
-    tool: str, path: str, filesystem_count: int = 1, run: Run = run_command, *, gid: int | None = None
-) -> QuotaReading:
+def read_quota(tool: str, path: str, filesystem_count: int = 1, *, gid: int | None = None) -> QuotaReading:
     """The quota at ``path`` with the largest share in use: of this process's user, the group, or Lustre's project.
 
     ``tool``: lfs, beegfs, quota, or statvfs for filesystems whose quota is the size of the folder. For any other tool
@@ -91,20 +85,20 @@ def read_quota(
         return _statvfs_quota(path)
     if tool == "beegfs" and filesystem_count > 1:
         reason = "several BeeGFS filesystems are mounted, and the output does not say which one it is for"
-        return QuotaReading(command="beegfs quota list-usage", reason=reason)
+        return QuotaReading("beegfs quota list-usage", reason=reason)
     user_queries, group_queries = _owner_queries(tool, path, os.getegid() if gid is None else gid)
     if not user_queries:
-        return QuotaReading(command="", reason="seatrial knows no quota tool for this type")
-    user_reading = _read_first(user_queries, run)
+        return QuotaReading("", reason="seatrial knows no quota tool for this type")
+    user_reading = _read_first(user_queries)
     if user_reading.reason:  # the other queries would fail, or hang, in the same way
         return user_reading
     readings = [user_reading]
     if not user_reading.command.startswith("beegfs "):  # the output of BeeGFS 8 has the group too
-        readings.append(_read_first(group_queries, run))
+        readings.append(_read_first(group_queries))
     if tool == "lfs":
-        readings.append(_read_project(path, run))
+        readings.append(_read_project(path))
     fullest = max(readings, key=_used_percent)  # the user's if none has a limit
-    return fullest.model_copy(update={"unread": tuple(reading.reason for reading in readings if reading.reason)})
+    return fullest._replace(unread=tuple(reading.reason for reading in readings if reading.reason))
 
 
 def _owner_queries(tool: str, path: str, gid: int) -> tuple[list[_Query], list[_Query]]:
@@ -134,27 +128,27 @@ def _owner_queries(tool: str, path: str, gid: int) -> tuple[list[_Query], list[_
     return [], []
 
 
-def _read_first(queries: list[_Query], run: Run) -> QuotaReading:
+def _read_first(queries: list[_Query]) -> QuotaReading:
     """The reading of the first query that succeeds; if all fail, a reading with the reasons of all."""
     reasons: list[str] = []
     for argv, parse in queries:
         try:
-            return QuotaReading(command=" ".join(argv), quota=parse(tool_output(argv, run)))
+            return QuotaReading(" ".join(argv), parse(_tool_output(argv)))
         except ValueError as error:
             reasons.append(str(error))
-    return QuotaReading(command=" or ".join(" ".join(argv[:2]) for argv, _ in queries), reason="; ".join(reasons))
+    return QuotaReading(" or ".join(" ".join(argv[:2]) for argv, _ in queries), reason="; ".join(reasons))
 
 
-def _read_project(path: str, run: Run) -> QuotaReading:
+def _read_project(path: str) -> QuotaReading:
     """The quota of the project that new files in the folder belong to; project 0 has none."""
     argv = ["lfs", "project", "-d", path]
     try:
-        project = parse_project(tool_output(argv, run))
+        project = parse_project(_tool_output(argv))
     except ValueError as error:
-        return QuotaReading(command=" ".join(argv), reason=str(error))
+        return QuotaReading(" ".join(argv), reason=str(error))
     if project == 0:
-        return QuotaReading(command=" ".join(argv))
-    return _read_first([_Query(["lfs", "quota", "-p", str(project), path], parse_quota_table)], run)
+        return QuotaReading(" ".join(argv))
+    return _read_first([_Query(["lfs", "quota", "-p", str(project), path], parse_quota_table)])
 
 
 def _used_percent(reading: QuotaReading) -> float:
@@ -171,15 +165,15 @@ def parse_project(text: str) -> int:
     return int(match[1])
 
 
-def read_storage_targets(path: str, run: Run = run_command) -> StorageTargets:
+def read_storage_targets(path: str) -> StorageTargets:
     """How full the server disks of the Lustre filesystem at ``path`` are. Raises ValueError with the reason."""
-    return parse_lfs_df(tool_output(["lfs", "df", path], run))
+    return parse_lfs_df(_tool_output(["lfs", "df", path]))
 
 
-def tool_output(argv: Sequence[str], run: Run = run_command) -> str:
+def _tool_output(argv: Sequence[str]) -> str:
     """The standard output of a tool. Raises ValueError with a sentence that names the tool."""
     try:
-        result = run(argv, TOOL_TIMEOUT_S)
+        result = run_command(argv, TOOL_TIMEOUT_S)
     except FileNotFoundError:
         raise ValueError(f"{argv[0]} is not installed") from None
     except OSError as error:
@@ -218,12 +212,8 @@ def parse_quota_table(text: str) -> Quota | None:
     bytes_used, soft_bytes, hard_bytes = (_scaled(match, 1024, bytes_per_unit) for match in numbers[:3])
     files_used, soft_files, hard_files = (_scaled(match, 1000, 1) for match in numbers[3:])
     # The soft limit is enforced after the grace period, so the limit is the lower of the two; 0 means no limit
-    return Quota(
-        bytes_used=bytes_used,
-        bytes_limit=min(filter(None, (soft_bytes, hard_bytes)), default=None),
-        files_used=files_used,
-        files_limit=min(filter(None, (soft_files, hard_files)), default=None),
-    )
+    bytes_limit = min(filter(None, (soft_bytes, hard_bytes)), default=None)
+    return Quota(bytes_used, bytes_limit, files_used, min(filter(None, (soft_files, hard_files)), default=None))
 
 
 def parse_beegfs_8(text: str, gid: int | None = None) -> Quota | None:
@@ -240,9 +230,8 @@ def parse_beegfs_8(text: str, gid: int | None = None) -> Quota | None:
         try:
             row = json.loads(line)
             if row["type"] == "user" or row["id"] == gid:
-                bytes_used, bytes_limit = map(_beegfs_8_number, row["space"].split("/"))  # "USED/LIMIT"
-                files_used, files_limit = map(_beegfs_8_number, row["inode"].split("/"))
-                quotas.append(_beegfs_quota(bytes_used, bytes_limit, files_used, files_limit))
+                numbers = f"{row['space']}/{row['inode']}".split("/")  # "USED/LIMIT" of bytes, and of files
+                quotas.append(_beegfs_quota(*map(_beegfs_8_number, numbers)))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(_unexpected("beegfs: JSON with type, space and inode", line)) from error
     return _fullest(quotas, text)
@@ -275,7 +264,7 @@ def parse_lfs_df(text: str) -> StorageTargets:
         raise ValueError(_unexpected("lfs df: a list of OSTs with their use in percent", text))
     fullest = max(targets, key=lambda name: targets[name])
     inactive = tuple(match[1] for line in text.splitlines() if (match := _INACTIVE.fullmatch(line.strip())))
-    return StorageTargets(fullest=fullest, used_percent=targets[fullest], inactive=inactive)
+    return StorageTargets(fullest, targets[fullest], inactive)
 
 
 def _statvfs_quota(path: str) -> QuotaReading:
@@ -283,12 +272,12 @@ def _statvfs_quota(path: str) -> QuotaReading:
     try:
         status = os.statvfs(path)
     except OSError as error:
-        return QuotaReading(command="df", reason=error_text(error))
+        return QuotaReading("df", reason=error_text(error))
     size, free = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
     files, free_files = status.f_files, status.f_favail
     used_files = files - free_files if files else 0
-    quota = Quota(bytes_used=size - free, bytes_limit=size, files_used=used_files, files_limit=files or None)
-    return QuotaReading(command="df", quota=quota)
+    quota = Quota(size - free, size, used_files, files or None)
+    return QuotaReading("df", quota)
 
 
 def _scaled(match: re.Match[str], base: int, unit: int) -> int:
@@ -306,12 +295,10 @@ def _beegfs_8_number(text: str) -> int | None:
     return None if value >= _BEEGFS_UNLIMITED else value
 
 
-def _beegfs_quota(
-    bytes_used: int | None, bytes_limit: int | None, files_used: int | None, files_limit: int | None
-) -> Quota:
-    return Quota(
-        bytes_used=bytes_used or 0, bytes_limit=bytes_limit, files_used=files_used or 0, files_limit=files_limit
-    )
+def _beegfs_quota(*numbers: int | None) -> Quota:
+    """The quota of used bytes, their limit, used files and their limit."""
+    bytes_used, bytes_limit, files_used, files_limit = numbers
+    return Quota(bytes_used or 0, bytes_limit, files_used or 0, files_limit)
 
 
 def _fullest(quotas: Sequence[Quota], text: str) -> Quota:

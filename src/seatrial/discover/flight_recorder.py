@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from seatrial.util import plain_pickle
+from seatrial.util.grouping import grouped
 from seatrial.util.input_files import open_file, parse_json, read_bytes
 from seatrial.util.text import printable
 
@@ -30,8 +31,6 @@ _LIBRARY_FILE = re.compile(r"/(?:site|dist)-packages/(?!seatrial/)|/torch/|/lib/
 
 
 class Frame(NamedTuple):
-    """A frame of a Python stack."""
-
     file: str
     line: int
     function: str
@@ -132,29 +131,25 @@ def user_frame(frames: Iterable[Frame]) -> Frame | None:
 
 
 def _groups(document: Mapping[str, Any], entries: list[dict[Any, Any]]) -> dict[str, Group]:
-    """The process groups by name and description. ``entries``: the recorded operations of all groups."""
     members_by_name = _members_by_name(document["pg_config"])
     last_completed = _last_completed_by_id(document.get("pg_status"))
-    entries_by_group: dict[str, list[dict[Any, Any]]] = {}
-    for entry in entries:
-        entries_by_group.setdefault(_group_name(entry), []).append(entry)
     groups: dict[str, Group] = {}
-    for name, group_entries in entries_by_group.items():
+    for name, group_entries in grouped((_group_name(entry), entry) for entry in entries).items():
         group = groups[name] = Group(name, members_by_name.get(name.partition(" ")[0], ()))
-        states = {id(entry): _state(entry, last_completed.get(str(entry.get("pg_id")), -1)) for entry in group_entries}
-        incomplete = [entry for entry in group_entries if states[id(entry)] != "completed"]
-        collectives = [entry for entry in group_entries if not _is_transfer(entry)]
-        group.last_seq = max((_number(entry, "collective_seq_id") for entry in collectives), default=0)
-        incomplete_seqs = [_number(entry, "collective_seq_id") for entry in incomplete if not _is_transfer(entry)]
-        first_incomplete_seq = min(incomplete_seqs, default=group.last_seq)
-        for entry in collectives:
-            seq = _number(entry, "collective_seq_id")
+        collectives: list[tuple[int, str, dict[Any, Any]]] = []  # number, state and entry
+        for entry in group_entries:
+            state = _state(entry, last_completed.get(str(entry.get("pg_id")), -1))
+            if not _is_transfer(entry):
+                collectives.append((_number(entry, "collective_seq_id"), state, entry))
+            elif state != "completed" and len(group.transfers) < _KEPT:
+                group.transfers.append(_operation(_number(entry, "p2p_seq_id"), entry, state))
+        group.last_seq = max((seq for seq, _, _ in collectives), default=0)
+        first_incomplete_seq = min(
+            (seq for seq, state, _ in collectives if state != "completed"), default=group.last_seq
+        )
+        for seq, state, entry in collectives:
             if abs(seq - first_incomplete_seq) <= _KEPT or seq == group.last_seq:
-                group.collectives.setdefault(seq, _operation(seq, entry, states[id(entry)]))
-        transfers = [entry for entry in incomplete if _is_transfer(entry)]
-        group.transfers = [
-            _operation(_number(entry, "p2p_seq_id"), entry, states[id(entry)]) for entry in transfers[:_KEPT]
-        ]
+                group.collectives.setdefault(seq, _operation(seq, entry, state))
     return groups
 
 

@@ -6,14 +6,13 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from seatrial.discover import file_readers
+from seatrial.discover import pcie
+from seatrial.discover.file_readers import FieldReader, FileFacts, read_text
 from seatrial.discover.nvml import Gpu, NvmlReader, NvmlUnavailableError, error_kind, nvml_session, read_gpu
-from seatrial.discover.pcie import GPU_CLASSES, NVIDIA
-from seatrial.model import Frozen, UsageError
+from seatrial.model import UsageError
 from seatrial.util import processes
 
 # NVML's level of the common ancestor of two GPUs -> its name in nvidia-smi topo -m
@@ -23,7 +22,7 @@ _DRIVER_TIMEOUT_S = 120.0
 _NO_GPU = ("", "-1", "NoDevFiles")  # NoDevFiles: set by Slurm for a job without GPUs
 
 
-class GpuFacts(Frozen):
+class GpuFacts(FileFacts):
     """GPUs from NVML and from the PCI bus.
 
     ``gpus``: the usable ones. ``failed_gpus``: index and error of GPUs that are lost or that the driver cannot open.
@@ -43,26 +42,21 @@ class GpuFacts(Frozen):
     pci_devices: tuple[str, ...] = ()
     not_assigned: tuple[str, ...] = ()
     topology: tuple[tuple[str, ...], ...] = ()
-    unreadable: dict[str, str] = {}
 
     @property
     def installed_gpus(self) -> int:
         """The number of GPUs that should be usable: the larger of the counts of the driver and of the PCI bus.
 
-        If permission is denied for some GPUs, the result is the driver's count: the PCI bus also lists GPUs of other
-        jobs.
+        If permission is denied for some GPUs, only the driver counts: the PCI bus also lists GPUs of other jobs.
         """
         on_pci_bus = 0 if self.permission_denied else len(self.pci_devices) - len(self.not_assigned)
         return max(on_pci_bus, len(self.gpus) + len(self.failed_gpus))
 
     @property
     def detection_error(self) -> str | None:
-        """The reason why GPUs could not be detected.
+        """Why GPUs could not be detected; None if the driver could be read, or without a driver the PCI bus.
 
-        None if the driver could be read. Also None if there is no driver, and the PCI bus could be read.
-
-        If the driver hangs, an empty list of PCI devices does not show that there is no GPU: some virtual machines
-        have no PCI bus.
+        If the driver hangs, an empty PCI bus does not show that there is no GPU: some virtual machines have none.
         """
         errors = [self.unreadable[name] for name in ("nvml", "pci_devices") if name in self.unreadable]
         if not self.nvml_unavailable or not errors:
@@ -81,12 +75,12 @@ def read(root: Path = Path("/")) -> GpuFacts:
     return _with_pci_devices(root, _read_driver())
 
 
-def read_with_timeout(timeout_s: float = _DRIVER_TIMEOUT_S, root: Path = Path("/")) -> GpuFacts:
+def read_with_timeout(timeout_s: float = _DRIVER_TIMEOUT_S) -> GpuFacts:
     """GPU facts as from ``read``, but a separate process reads NVML, for at most ``timeout_s`` seconds.
 
-    If that process does not answer in time, or fails, ``nvml_unavailable`` is set. A thread instead of a process could
-    be stuck in the kernel, and would keep this process from exiting.
+    If it fails or is late, ``nvml_unavailable`` is set. A thread stuck in the kernel would keep this process alive.
     """
+    root = Path("/")
     result = processes.run_command([sys.executable, "-P", "-m", "seatrial.discover.gpu"], timeout_s)
     if result.code == 0:
         return _with_pci_devices(root, GpuFacts.model_validate_json(result.out))
@@ -159,72 +153,49 @@ def _topology(reader: NvmlReader, gpus: Sequence[Gpu], handles: Sequence[Any]) -
 
 
 def _with_pci_devices(root: Path, facts: GpuFacts) -> GpuFacts:
-    """``facts`` of the driver, with the GPUs on the PCI bus added."""
-    reader = file_readers.FieldReader()
-    addresses = _pci_gpus(root, reader)
+    reader = FieldReader()
+    devices = reader("pci_devices", lambda: pcie.gpus(root)) or []
     usable = {gpu.pci_bus_id for gpu in facts.gpus}
-    nvml_works = not facts.nvml_unavailable
-    not_assigned = tuple(
-        address
-        for address in addresses
-        if address not in usable and _is_not_assigned(root, address, nvml_works=nvml_works)
-    )
-    unreadable = {**facts.unreadable, **reader.unreadable}
-    update = {"pci_devices": addresses, "not_assigned": not_assigned, "unreadable": unreadable}
+    update = {
+        "pci_devices": tuple(device.name for device in devices),
+        "not_assigned": tuple(
+            device.name
+            for device in devices
+            if device.name not in usable and _is_not_assigned(root, device, nvml_works=not facts.nvml_unavailable)
+        ),
+        "unreadable": facts.unreadable | reader.unreadable,
+    }
     return facts.model_copy(update=update)
 
 
-def _pci_gpus(root: Path, reader: file_readers.FieldReader) -> tuple[str, ...]:
-    """The PCI addresses of all NVIDIA GPUs on the bus."""
-    folder = file_readers.path_under(root, "/sys/bus/pci/devices")
-    buses = folder.parent.parent
-    if buses.is_dir() and not folder.parent.exists():  # a machine without a PCI bus
-        return ()
-    addresses = []
-    for address in reader("pci_devices", lambda: file_readers.list_names(folder)) or []:
-        device = folder / address
-        if reader(f"{address} vendor", partial(file_readers.read_line, device / "vendor")) == NVIDIA:
-            pci_class = reader(f"{address} class", partial(file_readers.read_line, device / "class")) or ""
-            if pci_class.startswith(GPU_CLASSES):
-                addresses.append(address)
-    return tuple(addresses)
-
-
-def _is_not_assigned(root: Path, address: str, *, nvml_works: bool) -> bool:
+def _is_not_assigned(root: Path, device: Path, *, nvml_works: bool) -> bool:
     """Whether a GPU on the bus belongs to a virtual machine or to another container.
 
     A container sees the whole PCI bus of its host, but only the device nodes of its own GPUs. If NVML does not work, a
     missing device node is no evidence, since the driver creates the device nodes.
     """
-    driver = file_readers.path_under(root, f"/sys/bus/pci/devices/{address}/driver")
-    bound_to = driver.resolve().name if driver.is_symlink() else None
-    if bound_to == "vfio-pci":
-        return True
-    return nvml_works and bound_to == "nvidia" and not _has_device_node(root, address)
+    driver = (device / "driver").resolve().name
+    return driver == "vfio-pci" or (nvml_works and driver == "nvidia" and not _has_device_node(root, device.name))
 
 
 def _has_device_node(root: Path, address: str) -> bool:
     """Whether this container has the file /dev/nvidiaN of the GPU; True if that is unknown."""
     try:
-        information = file_readers.read_text(
-            file_readers.path_under(root, f"/proc/driver/nvidia/gpus/{address}/information")
-        )
+        information = read_text(root / "proc/driver/nvidia/gpus" / address / "information")
     except FileNotFoundError:  # some container runtimes hide the entries of other containers' GPUs
         return False
     except OSError:
         return True
     minor = re.search(r"^Device Minor:\s*(\d+)", information, re.MULTILINE)
-    return minor is None or file_readers.path_under(root, f"/dev/nvidia{minor[1]}").exists()
+    return minor is None or (root / f"dev/nvidia{minor[1]}").exists()
 
 
 def cuda_visible(facts: GpuFacts, env: Mapping[str, str]) -> tuple[Gpu, ...]:
     """The GPUs that CUDA uses according to ``CUDA_VISIBLE_DEVICES``, in that order.
 
-    An index in the variable is taken as NVML's index, which is in PCI order. CUDA's indices can differ on a machine
-    with several GPU models: without ``CUDA_DEVICE_ORDER=PCI_BUS_ID``, CUDA enumerates the fastest GPU first (see
-    ``cuda_order_warning``).
-    Raises UsageError on an entry that matches no usable GPU, and on a GPU that is listed twice. In these cases CUDA
-    silently ignores the entry and all entries after it, or uses no GPU.
+    An index in the variable is taken as NVML's index; see ``cuda_order_warning``. Raises UsageError on an entry that
+    matches no usable GPU, and on a GPU that is listed twice: CUDA silently ignores such an entry and all entries after
+    it, or uses no GPU.
     """
     value = env.get("CUDA_VISIBLE_DEVICES")
     if value is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from seatrial.discover.nvml import NO_SUCH_LINK, NvmlReader, error_kind, nvlink_states
 from seatrial.hardware import error_counters
+from seatrial.hardware.links import all_known
 
 # Counter -> NVML's constant for nvmlDeviceGetNvLinkErrorCounter, which supports NVLink up to version 4
 _NVLINK = {
@@ -116,9 +117,9 @@ def _link_counts(reader: NvmlReader, handle: Any, links: Sequence[int]) -> Mappi
     """The NVLink counters, summed over ``links``; None if the counter of one link could not be read."""
     totals: dict[str, int | None] = {}
     for name, constant in _NVLINK.items():
-        counts = [_link_count(reader, handle, link, name, getattr(reader.nvml, constant)) for link in links]
-        readable = [count for count in counts if count is not None]
-        totals[name] = sum(readable) if len(readable) == len(counts) else None
+        counter = getattr(reader.nvml, constant)
+        counts = all_known(_link_count(reader, handle, link, name, counter) for link in links)
+        totals[name] = sum(counts) if counts else None
     for name in _NVLINK_5:
         if name in reader.unsupported:
             totals[name] = _nvlink_5_count(reader, handle, links, name)

@@ -53,7 +53,7 @@ class GpuUseStep:
         self._readings = Readings()
 
     def read(self, wait_s: float = FIRST_ANSWER_S) -> tuple[tuple[GpuUse, ...], str]:
-        """Return the newest reading of each GPU, and the reasons why nodes have none (empty if all nodes have one).
+        """The newest reading of each GPU, and the reasons why nodes have none (empty if all nodes have one).
 
         Waits for the first answer of all nodes, at most ``wait_s`` seconds.
         """
@@ -114,7 +114,6 @@ class Readings:
 
     @property
     def uses(self) -> tuple[GpuUse, ...]:
-        """The newest reading of each GPU, by node and index."""
         return tuple(self._uses[key] for key in sorted(self._uses))
 
     def add(self, lines: Sequence[str]) -> None:

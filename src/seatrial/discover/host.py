@@ -16,7 +16,7 @@ from typing import Literal
 from pydantic import JsonValue
 
 from seatrial.discover import clock, cpu_memory, fabric, filesystem, software
-from seatrial.discover.file_readers import FieldReader, read_line, read_text
+from seatrial.discover.file_readers import FieldReader, FileFacts, read_line, read_text
 from seatrial.model import Frozen
 from seatrial.util import resolver
 from seatrial.util.text import printable
@@ -27,7 +27,7 @@ _CAP_IPC_LOCK = 14  # capabilities(7): locks memory regardless of RLIMIT_MEMLOCK
 Amount = int | Literal["unlimited"]
 
 
-class OsFacts(Frozen):
+class OsFacts(FileFacts):
     """``machine`` is vendor and product name; ``machine_id`` is a digest, since machine-id(5) is confidential."""
 
     name: str | None
@@ -36,7 +36,6 @@ class OsFacts(Frozen):
     machine: str | None
     container: str | None
     machine_id: str | None = None
-    unreadable: dict[str, str] = {}
 
 
 class Ulimit(Frozen):
@@ -46,7 +45,7 @@ class Ulimit(Frozen):
     hard: Amount
 
 
-class LimitFacts(Frozen):
+class LimitFacts(FileFacts):
     """Resource limits; with the capability CAP_IPC_LOCK (``ipc_lock``) the memlock limit does not apply."""
 
     memlock: Ulimit
@@ -54,15 +53,13 @@ class LimitFacts(Frozen):
     stack: Ulimit
     nproc: Ulimit
     ipc_lock: bool | None
-    unreadable: dict[str, str] = {}
 
 
-class HostnameFacts(Frozen):
+class HostnameFacts(FileFacts):
     """The name of this host, and the addresses to which it resolves on this host."""
 
     name: str | None
     addresses: tuple[str, ...]
-    unreadable: dict[str, str] = {}
 
     @property
     def routable(self) -> bool:
@@ -72,8 +69,6 @@ class HostnameFacts(Frozen):
 
 
 class HostFacts(Frozen):
-    """The facts of one machine, without its GPUs."""
-
     os: OsFacts
     cpu: cpu_memory.CpuFacts
     memory: cpu_memory.MemoryFacts
@@ -113,25 +108,28 @@ def read(root: Path = Path("/")) -> HostFacts:
 def _os(root: Path) -> OsFacts:
     reader, dmi = FieldReader(), root / "sys/class/dmi/id"
     return OsFacts(
-        name=reader("name", lambda: _release_name(root / "etc/os-release")),
+        name=reader("name", lambda: release_name(root)),
         kernel=reader("kernel", lambda: read_line(root / "proc/sys/kernel/osrelease")),
         arch=platform.machine(),
         machine=reader("machine", lambda: f"{read_line(dmi / 'sys_vendor')} {read_line(dmi / 'product_name')}"),
         container=_container(root),
-        machine_id=reader("machine_id", lambda: _digest(read_line(root / "etc/machine-id"))),
+        machine_id=reader("machine_id", lambda: _machine_id(root)),
         unreadable=reader.unreadable,
     )
 
 
-def _release_name(path: Path) -> str:
+def release_name(root: Path) -> str:
+    """The name of the operating system. Raises OSError or ValueError."""
+    path = root / "etc/os-release"
     match = re.search(r"^PRETTY_NAME=[\"']?(.*?)[\"']?$", read_text(path), re.MULTILINE)
     if not match:
         raise ValueError(f"{path}: no PRETTY_NAME")
     return printable(match[1])
 
 
-def _digest(machine_id: str) -> str:
-    return hashlib.sha256(f"seatrial {machine_id}".encode()).hexdigest()[:16]
+def _machine_id(root: Path) -> str:
+    text = f"seatrial {read_line(root / 'etc/machine-id')}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _container(root: Path) -> str | None:

@@ -2,8 +2,8 @@
 
 No other module runs kubectl.
 
-kubectl reads the user's kubeconfig; seatrial stores no credentials. Every request has a timeout: by default kubectl
-waits without a limit for an API server that accepts a connection and does not answer.
+seatrial stores no credentials: kubectl reads the user's kubeconfig. Every request has a timeout, since by default
+kubectl waits without a limit for an API server that does not answer.
 """
 
 from __future__ import annotations
@@ -60,24 +60,23 @@ class Kubectl:
     context: str | None = None
 
     def command(self, *args: str) -> list[str]:
-        """Return the command line for ``args``, such as ``get``, ``pods``."""
         options = [f"--context={self.context}"] if self.context else []
         options += [f"--namespace={self.namespace}"] if self.namespace else []
         return ["kubectl", *options, *args]
 
     def command_text(self, *args: str) -> str:
-        """Return the command line for ``args`` as a user types it, for "Run first"."""
+        """The command line for ``args`` as a user types it, for "Run first"."""
         return shlex.join(self.command(*args))
 
     def run(self, *args: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
-        """Return the standard output of ``kubectl ARGS``. Raises KubectlError if it fails or takes too long."""
+        """The standard output of ``kubectl ARGS``. Raises KubectlError if it fails or takes too long."""
         result = self.result(*args, timeout_s=timeout_s)
         if result.code != 0:
             raise self._error(args, result)
         return result.out
 
     def result(self, *args: str, timeout_s: float = COMMAND_TIMEOUT_S) -> CommandResult:
-        """Return code and output of ``kubectl ARGS``. Raises KubectlError if it does not start or takes too long."""
+        """Code and output of ``kubectl ARGS``. Raises KubectlError if it does not start or takes too long."""
         argv = self.command(*args)
         try:
             result = processes.run_command(argv, timeout_s)
@@ -90,7 +89,7 @@ class Kubectl:
         return result
 
     def get(self, *args: str) -> list[dict[str, Any]]:
-        """Return the objects of ``kubectl get ARGS``: the items of a list, or one object.
+        """The objects of ``kubectl get ARGS``: the items of a list, or one object.
 
         Raises KubectlError if it fails, or if its output is not a list of objects.
         """
@@ -107,26 +106,20 @@ class Kubectl:
         return list(objects)
 
     def refusals(self, *permissions: tuple[str, str]) -> list[str]:
-        """Return those of ``permissions`` (verb, resource) that the user does not have, as ``create jobs.batch``.
+        """Those of ``permissions`` (verb, resource) that the user does not have, as ``create jobs.batch``.
 
         Raises KubectlError if the API server cannot be asked.
         """
-        return [f"{verb} {resource}" for verb, resource in permissions if not self.can_i(verb, resource)]
+        return [f"{verb} {resource}" for verb, resource in permissions if not self._may(verb, resource)]
 
-    def can_i(self, verb: str, resource: str) -> bool:
-        """Return whether the user may ``verb`` (such as create) a ``resource`` (such as jobs.batch, pods/log).
-
-        Raises KubectlError if the API server cannot be asked.
-        """
+    def _may(self, verb: str, resource: str) -> bool:
         name, _, subresource = resource.partition("/")
         args = ("auth", "can-i", verb, name, *([f"--subresource={subresource}"] if subresource else []))
         result = self.result(*args)
-        answer = result.out.strip().splitlines()[-1:] or [""]
-        if answer[0].startswith("no"):  # "no", or "no - no RBAC policy matched"; the exit code is 1
-            return False
-        if result.code != 0 or answer[0] != "yes":
+        answer = (result.out.strip().splitlines() or [""])[-1]
+        if answer != "yes" and not answer.startswith("no"):  # "no", or "no - no RBAC policy matched"; exit code 1
             raise self._error(args, result)
-        return True
+        return answer == "yes"
 
     def _error(self, args: tuple[str, ...], result: CommandResult) -> KubectlError:
         text = result.err.strip() or result.out.strip()
@@ -156,12 +149,12 @@ class Kubectl:
 
 
 def pod_log_error(line: str) -> tuple[str, str] | None:
-    """Return (pod, error) if a line of `kubectl logs --ignore-errors` is the error of a pod of an Indexed Job."""
+    """(pod, error) if a line of `kubectl logs --ignore-errors` is the error of a pod of an Indexed Job."""
     match = _LOG_ERROR.fullmatch(line[:_MAX_LINE])
     return (match["pod"], match["error"]) if match else None
 
 
 def _is_object(item: Any) -> bool:
-    """Return whether ``item`` is a JSON object, and so are its metadata, spec and status if it has them."""
+    """Whether ``item`` is a JSON object, and so are its metadata, spec and status if it has them."""
     parts = ("metadata", "spec", "status")
     return isinstance(item, dict) and all(isinstance(item.get(part, {}), dict) for part in parts)

@@ -30,8 +30,8 @@ _GPU_USER_TEMPLATE = (
 )
 _QUANTITY = re.compile(r"(\d+)([kMGTPE]|[KMGTPE]i)?")
 _FACTORS: dict[str | None, int] = {None: 1}
-_FACTORS |= {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
-_FACTORS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
+_FACTORS |= {unit: 1000**power for power, unit in enumerate("kMGTPE", 1)}
+_FACTORS |= {f"{unit}i": 1024**power for power, unit in enumerate("KMGTPE", 1)}
 # The kubelet's message of Kubernetes 1.20 to 1.36 goes on with "in 13.351690873s", or with
 # "in 27.88s (27.88s including waiting). Image size: 68507108 bytes."
 _PULLED = re.compile(r'Successfully pulled image ".*" in ((?:[\d.]+(?:h|m|s|ms|µs|us))+)(?: \(|$)')
@@ -51,8 +51,6 @@ _GPU_LABELS = (
 
 
 class ApiObject(BaseModel):
-    """A part of an object of the Kubernetes API."""
-
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
 
 
@@ -62,13 +60,6 @@ Item = TypeVar("Item", bound=ApiObject)
 class Owner(ApiObject):
     kind: str
     name: str
-
-
-class Metadata(ApiObject):
-    name: str
-    namespace: str = ""
-    labels: dict[str, str] = {}
-    owner_references: tuple[Owner, ...] = ()
 
 
 class Condition(ApiObject):
@@ -94,7 +85,7 @@ class Taint(ApiObject):
 
 
 def _at(path: str, default: Any = ...) -> Any:
-    """A field of a node by its path in the object of the API."""
+    """A field by its path in the object of the API."""
     return Field(default, validation_alias=AliasPath(*path.split(".")))
 
 
@@ -187,68 +178,49 @@ class KubernetesNode(ApiObject):
         ]
 
 
-class Waiting(ApiObject):
+class ContainerState(ApiObject):
+    """``reason``: why the container waits or has ended."""
+
     reason: str = ""
     message: str = ""
-
-
-class Started(ApiObject):
-    """The state of a container that runs or has ended; ``reason``: why it has ended."""
-
     started_at: datetime | None = None
-    reason: str = ""
-
-
-class ContainerState(ApiObject):
-    waiting: Waiting | None = None
-    running: Started | None = None
-    terminated: Started | None = None
 
 
 class ContainerStatus(ApiObject):
     name: str
     image_id: str = Field(default="", alias="imageID")
-    state: ContainerState = ContainerState()
-
-
-class PodStatus(ApiObject):
-    phase: str = "Unknown"
-    conditions: tuple[Condition, ...] = ()
-    reason: str = ""
-    message: str = ""
-    container_statuses: tuple[ContainerStatus, ...] = ()
-    init_container_statuses: tuple[ContainerStatus, ...] = ()
-
-
-class PodSpec(ApiObject):
-    node_name: str = ""
+    waiting: ContainerState | None = _at("state.waiting", None)
+    running: ContainerState | None = _at("state.running", None)
+    terminated: ContainerState | None = _at("state.terminated", None)
 
 
 class Pod(ApiObject):
-    """A pod: its node, its state and its readiness."""
-
-    metadata: Metadata
-    spec: PodSpec = PodSpec()
-    status: PodStatus = PodStatus()
+    name: str = _at("metadata.name")
+    namespace: str = _at("metadata.namespace", "")
+    owners: tuple[Owner, ...] = _at("metadata.ownerReferences", ())
+    node: str = _at("spec.nodeName", "")
+    phase: str = _at("status.phase", "Unknown")
+    reason: str = _at("status.reason", "")
+    conditions: tuple[Condition, ...] = _at("status.conditions", ())
+    containers: tuple[ContainerStatus, ...] = _at("status.containerStatuses", ())
+    init_containers: tuple[ContainerStatus, ...] = _at("status.initContainerStatuses", ())
 
     @property
     def daemon_set(self) -> str | None:
-        """The name of the DaemonSet that the pod belongs to; None if it belongs to none."""
-        return next((owner.name for owner in self.metadata.owner_references if owner.kind == "DaemonSet"), None)
+        return next((owner.name for owner in self.owners if owner.kind == "DaemonSet"), None)
 
     @property
     def ready(self) -> bool:
-        return any(row.type == "Ready" and row.status == "True" for row in self.status.conditions)
+        return any(row.type == "Ready" and row.status == "True" for row in self.conditions)
 
     @property
     def started(self) -> bool:
-        """Whether the first container runs or has run."""
         return self._started_at is not None
 
     @property
     def start_s(self) -> float | None:
         """The seconds from the pod's scheduling to the start of its container; None if it has not started."""
-        times = [row.last_transition_time for row in self.status.conditions if row.type == "PodScheduled"]
+        times = [row.last_transition_time for row in self.conditions if row.type == "PodScheduled"]
         scheduled_at = times[0] if times else None
         if not self._started_at or not scheduled_at:
             return None
@@ -257,40 +229,36 @@ class Pod(ApiObject):
 
     def image_digest(self, container: str) -> str | None:
         """The digest of the container's image in its registry; None if unknown, as for an imported image."""
-        image_ids = [status.image_id for status in self.status.container_statuses if status.name == container]
+        image_ids = [status.image_id for status in self.containers if status.name == container]
         match = _DIGEST.search(image_ids[0]) if image_ids else None
         return match[1] if match else None
 
     @property
     def _started_at(self) -> datetime | None:
         """The start of the first container; None if its command has not started."""
-        for status in self.status.container_statuses[:1]:
-            state = status.state.running or status.state.terminated
+        for status in self.containers[:1]:
+            state = status.running or status.terminated
             if state and state.reason not in _NOT_STARTED:
                 return state.started_at
         return None
 
     def __str__(self) -> str:
         """Name and state of the pod as in ``kubectl get pods``, with the message of the scheduler or kubelet."""
-        for status in (*self.status.init_container_statuses, *self.status.container_statuses):
-            waiting, ended = status.state.waiting, status.state.terminated
+        for status in (*self.init_containers, *self.containers):
+            waiting, ended = status.waiting, status.terminated
             if waiting and waiting.reason not in ("", "PodInitializing", "ContainerCreating"):
-                return ": ".join(filter(None, (self.metadata.name, waiting.reason, waiting.message)))
+                return ": ".join(filter(None, (self.name, waiting.reason, waiting.message)))
             if ended and ended.reason not in ("", "Completed"):
-                return f"{self.metadata.name}: {ended.reason}"
-        unscheduled = [row for row in self.status.conditions if row.type == "PodScheduled" and row.status == "False"]
-        reasons = (unscheduled[0].reason, unscheduled[0].message) if unscheduled else (self.status.reason,)
-        return ": ".join([self.metadata.name, *(filter(None, reasons) if any(reasons) else (self.status.phase,))])
-
-
-class InvolvedObject(ApiObject):
-    name: str = ""
+                return f"{self.name}: {ended.reason}"
+        unscheduled = [row for row in self.conditions if row.type == "PodScheduled" and row.status == "False"]
+        reasons = (unscheduled[0].reason, unscheduled[0].message) if unscheduled else (self.reason,)
+        return ": ".join([self.name, *(filter(None, reasons) if any(reasons) else (self.phase,))])
 
 
 class Event(ApiObject):
-    """An event of the core API."""
+    """An event of the core API; ``about``: the name of its object."""
 
-    involved_object: InvolvedObject = InvolvedObject()
+    about: str = _at("involvedObject.name", "")
     type: str = ""
     reason: str = ""
     message: str = ""
@@ -319,7 +287,6 @@ class KubernetesData(Frozen):
 
 @cache
 def kubernetes_data() -> KubernetesData:
-    """The conditions, labels and namespaces of data/kubernetes.yaml."""
     content = data_files.read("kubernetes.yaml")
     return KubernetesData(
         bad_conditions={kind: row["status"] for row in content["conditions"] for kind in row["types"]},
@@ -378,7 +345,7 @@ _parse_cached = lru_cache(64)(json.loads)
 
 
 def _parse_node(line: str) -> KubernetesNode:
-    """Return the node from one line of output in the format ``_NODE_TEMPLATE``. Raises SeatrialError."""
+    """The node from one line of output in the format ``_NODE_TEMPLATE``. Raises SeatrialError."""
     try:
         texts = zip(_NODE_FIELDS.items(), line.split("\t"), strict=True)
         return KubernetesNode.model_validate(

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from seatrial.model import Frozen, JobFailure
 from seatrial.util import data_files
+from seatrial.util.grouping import grouped
 
 _FILE = "causes/kubernetes_jobs.yaml"
 _MAX_TEXT = 4096  # characters of a message that are searched and kept; the longest messages of Kubernetes have 2,000
@@ -46,7 +47,7 @@ class StartCause(NamedTuple):
 
 @cache
 def start_causes() -> tuple[StartCause, ...]:
-    """Return the causes that ship with seatrial, in the order in which their patterns are tried."""
+    """The causes that ship with seatrial, in the order in which their patterns are tried."""
     rows: list[dict[str, Any]] = data_files.read(_FILE)
     return tuple(
         StartCause(row["id"], row["title"], Message.model_validate(row["message"]), row["first_command"])
@@ -55,7 +56,7 @@ def start_causes() -> tuple[StartCause, ...]:
 
 
 def find_start_cause(text: str) -> StartCause | None:
-    """Return the first cause whose message is in the first _MAX_TEXT characters of ``text``; None if there is none.
+    """The first cause whose message is in the first _MAX_TEXT characters of ``text``; None if there is none.
 
     Of a message of the scheduler, only the reasons of most nodes count: the taint of the control plane is in most.
     """
@@ -78,7 +79,7 @@ class Place(NamedTuple):
     image: str = ""
 
     def filled(self, command: str, pod: str) -> str:
-        """Return ``command`` with {namespace} and {pod} filled in; kubectl gets the context as an option."""
+        """``command`` with {namespace} and {pod} filled in; kubectl gets the context as an option."""
         kubectl = f"kubectl --context={shlex.quote(self.context)} " if self.context else "kubectl "
         namespace_option = f" -n {self.namespace}" if self.namespace else ""
         filled = command.replace(" -n {namespace}", namespace_option).replace("{pod}", pod)
@@ -86,29 +87,22 @@ class Place(NamedTuple):
 
 
 def job_failures(pods_by_message: Mapping[str, Sequence[tuple[str, str]]], place: Place) -> tuple[JobFailure, ...]:
-    """Return one failure for each known cause that a message shows.
+    """One failure for each known cause that a message shows.
 
     ``pods_by_message``: message → (name, node) of the pods with this message; the node is empty if the pod has none.
     """
-    failures: dict[str, JobFailure] = {}  # id of the cause → failure
-    for message, pods in pods_by_message.items():
-        text = message[:_MAX_TEXT]
-        cause = find_start_cause(text)
-        if cause is None:
-            continue
-        nodes = tuple(dict.fromkeys(node for _, node in pods if node))
-        if cause.id in failures:
-            earlier = failures[cause.id]
-            nodes = tuple(dict.fromkeys((*earlier.nodes, *nodes)))
-            failures[cause.id] = earlier.model_copy(update={"nodes": nodes})
-            continue
-        # Not every message about an image names the image. The appended image of ``place`` is the match in this case.
-        name = re.search(cause.message.name, f'{text} image "{place.image}"') if cause.message.name else None
-        failures[cause.id] = JobFailure(
-            cause=cause.id,
-            name=name[1] if name else "",
-            message=text,
-            nodes=nodes,
-            first_command=place.filled(cause.first_command, pods[0][0] if pods else "POD"),
-        )
-    return tuple(failures.values())
+    causes = ((find_start_cause(message), (message[:_MAX_TEXT], pods)) for message, pods in pods_by_message.items())
+    return tuple(_failure(cause, messages, place) for cause, messages in grouped(causes).items() if cause)
+
+
+def _failure(cause: StartCause, messages: Sequence[tuple[str, Sequence[tuple[str, str]]]], place: Place) -> JobFailure:
+    text, pods = messages[0]
+    # Not every message about an image names the image. The appended image of ``place`` is the match in this case.
+    name = re.search(cause.message.name, f'{text} image "{place.image}"') if cause.message.name else None
+    return JobFailure(
+        cause=cause.id,
+        name=name[1] if name else "",
+        message=text,
+        nodes=tuple(dict.fromkeys(node for _, pods in messages for _, node in pods if node)),
+        first_command=place.filled(cause.first_command, pods[0][0] if pods else "POD"),
+    )

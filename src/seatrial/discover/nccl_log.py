@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from seatrial.hardware import networks
 from seatrial.model import Frozen
@@ -49,7 +50,7 @@ _PROTOCOLS = ("LL", "LL128", "SIMPLE")
 _SETTING = re.compile(r"(NCCL_\w+) set by environment to (.+?)\.?$", re.MULTILINE)
 
 
-class AlgorithmChoice(Frozen):
+class AlgorithmChoice(NamedTuple):
     """NCCL's choice for an operation of ``size`` bytes. A field is None if NCCL did not log it."""
 
     operation: str | None
@@ -94,17 +95,14 @@ class NcclLog(Frozen):
 
     @property
     def uses_sockets(self) -> bool:
-        """Whether this rank has a connection over TCP sockets."""
         return any(networks.kind(name) == "tcp" for name in self._networks)
 
     @property
     def rdma_without_gpudirect(self) -> bool:
-        """Whether this rank has a connection over RDMA without GPUDirect RDMA."""
         return any(networks.kind(name) in networks.RDMA and name.count("/") == 1 for name in self._networks)
 
     @property
     def _networks(self) -> tuple[str, ...]:
-        """The transports between nodes."""
         return tuple(name for name in self.transports if name.startswith(networks.PREFIX))
 
 
@@ -121,7 +119,6 @@ def read(path: Path, size: int = _MAX_BYTES, start: int = 0) -> NcclLog:
 
 
 def parse(text: str) -> NcclLog:
-    """The content of one rank's log."""
     channels, hcas, network = _CHANNELS.search(text), _first_match(_HCAS, text), _first_match(_NETWORK, text)
     provider = _first_match(_PROVIDER, text) or "provider not logged"
     interfaces = _SOCKET_INTERFACE.findall(_first_match(_SOCKET_INTERFACES, text) or "")
@@ -155,17 +152,10 @@ def _with_provider(network: str, provider: str) -> str:
 def _choices(text: str) -> Iterator[AlgorithmChoice]:
     for match in _CHOICE.finditer(text):
         operation, size, algorithm, protocol, low, high = match.groups()
-        yield AlgorithmChoice(
-            operation=operation,
-            size=int(size),
-            algorithm=_upper_name(algorithm, _ALGORITHMS),
-            protocol=_upper_name(protocol, _PROTOCOLS),
-            channels=int(high) - int(low) + 1 if high else None,
-        )
-    for match in _SYMMETRIC.finditer(text):
-        yield AlgorithmChoice(
-            operation=match[1], size=int(match[2]), algorithm=f"symmetric {match[3]}", channels=int(match[4])
-        )
+        names = _upper_name(algorithm, _ALGORITHMS), _upper_name(protocol, _PROTOCOLS)
+        yield AlgorithmChoice(operation, int(size), *names, int(high) - int(low) + 1 if high else None)
+    for operation, size, kernel, channels in _SYMMETRIC.findall(text):
+        yield AlgorithmChoice(operation, int(size), f"symmetric {kernel}", channels=int(channels))
 
 
 def _upper_name(text: str, names: Sequence[str]) -> str:

@@ -13,7 +13,6 @@ _PLACES = ("out_of_place", "in_place")
 
 
 def is_report(document: Any) -> bool:
-    """Whether a JSON document is a report of nccl-tests."""
     return isinstance(document, dict) and "nccl_version" in document and ("args" in document or "config" in document)
 
 
@@ -23,7 +22,6 @@ def parse(document: dict[str, Any]) -> NcclTestsOutput:
 
 
 def _lines(document: dict[str, Any]) -> Iterator[str]:
-    """The lines of the text output."""
     config, has_average = _mapping(document.get("config")), "average_bus_bandwidth" in document
     path = next((text for text in _list(document.get("args")) if isinstance(text, str)), "")
     if match := re.search(r"(\w+?_perf)(?:_mpi)?$", path.replace("\\/", "/")):
@@ -53,7 +51,6 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _table(results: list[dict[str, Any]]) -> Iterator[str]:
-    """The header, and one line for each size."""
     has_time = any(_mapping(result.get("out_of_place")).get("time") is not None for result in results)
     time = "time" if has_time else "cputime"  # option -C
     places = [place for place in _PLACES if place == "out_of_place" or any(place in result for result in results)]

@@ -210,18 +210,15 @@ class NcclTestsOutput:
             self._continue_row(line)
 
     def finish(self) -> NcclTestsOutput:
-        """End the last table, after the last line."""
         self._close_table()
         return self
 
     @cached_property
     def nccl(self) -> NcclLog:
-        """NCCL's log."""
         return nccl_log.parse("\n".join(self.nccl_lines))
 
     @property
     def uses_roce(self) -> bool:
-        """Whether NCCL's log names a RoCE port."""
         return any(re.search(r"NET/IB : Using .*/RoCE", line) for line in self.nccl_lines)
 
     @property
@@ -382,7 +379,6 @@ class NcclTestsOutput:
 
 
 def _starts_with_number(text: str) -> bool:
-    """Whether the first token of ``text`` is a number."""
     tokens = text.split(maxsplit=1)
     return bool(tokens) and _NUMBER.fullmatch(tokens[0]) is not None
 

@@ -46,7 +46,6 @@ class Matrix:
 
 
 def is_report(document: Any) -> bool:
-    """Whether a JSON document is a report of nvbandwidth."""
     return isinstance(document, dict) and isinstance(document.get("nvbandwidth"), dict)
 
 
@@ -112,11 +111,9 @@ class NvbandwidthOutput:
 
     @property
     def is_nvbandwidth(self) -> bool:
-        """Whether a line is of nvbandwidth."""
         return bool(self.version or self.matrices)
 
     def read(self, line: str) -> None:
-        """Read one line of text."""
         line = _TERMINAL.sub("", line[:_MAX_LINE]).rstrip()
         if match := _RUNNING.search(line):
             self._end_matrix()
@@ -141,7 +138,6 @@ class NvbandwidthOutput:
             self._fail(f"{match[1]} {match[2]}".strip())
 
     def finish(self) -> NvbandwidthOutput:
-        """End the last matrix, after the last line."""
         self._end_matrix()
         return self
 

@@ -59,11 +59,7 @@ def links_missing(gpu: Gpu, same_model: Sequence[Gpu]) -> int | None:
 
 
 def expects_fabric(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
-    """Whether the GPU should join an NVSwitch fabric.
-
-    It should if it supports a fabric. It also should if it is connected to NVSwitches and a GPU in ``gpus`` supports a
-    fabric.
-    """
+    """Whether the GPU should join an NVSwitch fabric: it supports one, or has a link to a switch and another does."""
     is_supported_by_another = gpu.fabric is not None and any(map(_supports_fabric, gpus))
     return _supports_fabric(gpu) or (is_supported_by_another and _is_linked_to_switch(gpu))
 

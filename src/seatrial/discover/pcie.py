@@ -22,10 +22,13 @@ _REDIRECT = 1 << 2 | 1 << 3
 
 
 def gpus(root: Path) -> list[Path]:
-    """The folders in /sys of the NVIDIA GPUs on the PCI bus, with links resolved; empty without a PCI bus."""
-    folder = root / "sys/bus/pci/devices"
-    if not folder.is_dir():
+    """The folders in /sys of the NVIDIA GPUs on the PCI bus, with links resolved; empty without a PCI bus.
+
+    Raises OSError, also without /sys/bus, or ValueError.
+    """
+    if "pci" not in list_names(root / "sys/bus"):
         return []
+    folder = root / "sys/bus/pci/devices"
     return [
         (folder / name).resolve()
         for name in list_names(folder)

@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 import re
 
-from seatrial.model import Frozen
-
 BANDWIDTH_TOOL, LATENCY_TOOL = "ib_write_bw", "ib_write_lat"
 _COLUMN = re.compile(r"#\w+|(?:BW|MsgRate|CPU_Util|t_|tps|\d+(?:\.\d+)?%)[^\[\]]*(?:\[[^\]]+\])?")
 _GBIT_S_PER_UNIT = {"Gb/sec": 1.0, "MB/sec": 8 * 2**20 / 1e9, "MiB/sec": 8 * 2**20 / 1e9}
@@ -22,41 +20,17 @@ _NOT_A_REASON = re.compile(
 )
 
 
-class Latency(Frozen):
-    """One-way latency in us; ``typical`` is the median. Percentiles are None where the version prints none."""
-
-    minimum: float
-    typical: float
-    average: float
-    p99: float | None = None
-    p999: float | None = None
-
-
 def parse_bandwidth(text: str) -> float:
     """Average Gbit/s in the last line of the table. Raises ValueError without a line, or if the value is not > 0."""
-    row = _last_row(text)
-    for name, value in row.items():
-        if match := re.fullmatch(r"BW average\[(.+)\]", name):
-            unit = match[1]
-            if unit not in _GBIT_S_PER_UNIT:
-                raise ValueError(f"unknown unit of bandwidth: {unit}")
-            return _positive(name, value) * _GBIT_S_PER_UNIT[unit]
-    raise ValueError(f"no column 'BW average' among {', '.join(row)}")
+    unit, value = _last_value(text, "BW average")
+    if unit not in _GBIT_S_PER_UNIT:
+        raise ValueError(f"unknown unit of bandwidth: {unit}")
+    return value * _GBIT_S_PER_UNIT[unit]
 
 
-def parse_latency(text: str) -> Latency:
-    """The latencies in the last line of the table. Raises ValueError as ``parse_bandwidth``."""
-    row = {name.partition("[")[0].strip(): value for name, value in _last_row(text).items()}
-    if missing := {"t_min", "t_typical", "t_avg"} - row.keys():
-        raise ValueError(f"no column {', '.join(sorted(missing))} among {', '.join(row)}")
-    minimum, typical, average = (_positive(name, row[name]) for name in ("t_min", "t_typical", "t_avg"))
-    return Latency(
-        minimum=minimum,
-        typical=typical,
-        average=average,
-        p99=row.get("99% percentile"),
-        p999=row.get("99.9% percentile"),
-    )
+def parse_latency(text: str) -> float:
+    """The median one-way latency in us in the last line of the table. Raises ValueError as ``parse_bandwidth``."""
+    return _last_value(text, "t_typical")[1]
 
 
 def parse_version(text: str) -> str | None:
@@ -77,6 +51,18 @@ def first_error(stderr: str) -> str:
     return next((line for line in lines if line and not _NOT_A_REASON.match(line)), "")
 
 
+def _last_value(text: str, column: str) -> tuple[str, float]:
+    """Unit and value of a column in the last line of results. Raises ValueError without it, or if it is not > 0."""
+    row = _last_row(text)
+    for name, value in row.items():
+        title, _, unit = name.partition("[")
+        if title.strip() == column:
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} is {value:g}, expected a positive number")
+            return unit.removesuffix("]"), value
+    raise ValueError(f"no column {column!r} among {', '.join(row)}")
+
+
 def _last_row(text: str) -> dict[str, float]:
     """Column → value of the last line of results. Raises ValueError without such a line."""
     lines = text.splitlines()
@@ -91,9 +77,3 @@ def _last_row(text: str) -> dict[str, float]:
         return dict(zip(columns, map(float, rows[-1]), strict=True))
     except ValueError:
         raise ValueError(f"{len(columns)} columns ({', '.join(columns)}), but the line is {rows[-1]}") from None
-
-
-def _positive(name: str, value: float) -> float:
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} is {value:g}, expected a positive number")
-    return value

@@ -67,7 +67,7 @@ class Container(Frozen):
 
 
 def parse_logs(text: str) -> dict[str, Container]:
-    """Return pod → container for each pod whose script has read the devices, from ``kubectl logs --prefix``.
+    """Pod → container for each pod whose script has read the devices, from ``kubectl logs --prefix``.
 
     Raises SeatrialError if a value is missing or is not one that the script writes.
     """
@@ -101,5 +101,5 @@ def _container(pod: str, values: dict[str, list[str]]) -> Container:
 
 
 def peers(index: int, count: int) -> list[int]:
-    """Return the indices of the pods whose names the pod ``index`` of ``count`` resolves."""
+    """The indices of the pods whose names the pod ``index`` of ``count`` resolves."""
     return [(index + offset) % count for offset in range(1, min(count, PEERS + 1))]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from seatrial.discover.file_readers import path_under, read_line
+from seatrial.discover.file_readers import read_line
 from seatrial.hardware.error_counters import counter_definitions
 from seatrial.util.text import printable
 
@@ -28,7 +28,7 @@ class PortErrorCounters:
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
-        folders = sorted(path_under(root, "/sys/class/infiniband").glob("*/ports/*"))
+        folders = sorted((root / "sys/class/infiniband").glob("*/ports/*"))
         self.ports = {f"{folder.parent.parent.name}/{folder.name}": folder for folder in folders}
         self._files: dict[CounterKey, Path] = {
             (port, counter): file for port, folder in self.ports.items() for counter, file in _counter_files(folder)
@@ -51,8 +51,7 @@ class PortErrorCounters:
                 self.before[key] = _read_count(file)
             except (OSError, ValueError) as error:
                 self.unavailable[key] = _error_text(error)
-                if isinstance(error, PermissionError):
-                    self.permission_denied.add(key)
+                self.permission_denied |= {key} if isinstance(error, PermissionError) else set()
 
     def end(self) -> None:
         """Read the counters again that were readable at ``begin``."""
@@ -64,7 +63,6 @@ class PortErrorCounters:
 
 
 def _counter_files(port: Path) -> Iterator[tuple[str, Path]]:
-    """(counter, file) of each known error counter in the folder of a port."""
     for counter in counter_definitions().port:
         for folder in _FOLDERS:
             file = port / folder / counter

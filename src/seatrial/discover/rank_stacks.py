@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from seatrial.discover.collective_hangs import CollectiveHang, collective_hangs
+from seatrial.discover.file_readers import read_or_none
 from seatrial.discover.flight_recorder import Dump, Frame, read_dump, user_frame
+from seatrial.util.grouping import grouped
 from seatrial.util.input_files import read_text
 from seatrial.util.text import and_more, printable, rank_list
 
@@ -78,7 +81,7 @@ class RankSnapshot:
 
     @property
     def place(self) -> str:
-        """The user's frame and the function that it calls; "no Python stack" if the stack could not be read."""
+        """The user's frame and the function that it calls; "no Python stack" without a stack."""
         frame = user_frame(self.frames)
         if frame is None:
             return "no Python stack"
@@ -123,11 +126,10 @@ class HangEvidence:
         return rank_groups[0] if has_minority else ()
 
     def ranks_by_place(self) -> dict[str, tuple[int, ...]]:
-        """Place and abnormal process state → ranks."""
-        ranks_by_place: dict[str, list[int]] = {}
-        for snapshot in self.snapshots:
-            state = f"; {snapshot.abnormal_state}" if snapshot.abnormal_state else ""
-            ranks_by_place.setdefault(f"{snapshot.place}{state}", []).append(snapshot.rank)
+        ranks_by_place = grouped(
+            ("; ".join(filter(None, (snapshot.place, snapshot.abnormal_state))), snapshot.rank)
+            for snapshot in self.snapshots
+        )
         return {place: tuple(ranks) for place, ranks in ranks_by_place.items()}
 
     def text(self) -> str:
@@ -145,10 +147,8 @@ def read_evidence(attempt: Path, rank_count: int) -> HangEvidence | None:
         snapshot = states.get(rank, RankSnapshot(rank))
         frames = _main_thread(_text(folder / STACKS.format(rank)))
         snapshots.append(replace(snapshot, frames=frames or snapshot.frames))
-        try:
-            dumps.append(read_dump(folder / RECORDER.format(rank)))
-        except (OSError, ValueError):
-            continue
+        dump = read_or_none(partial(read_dump, folder / RECORDER.format(rank)))
+        dumps += [dump] if dump else []
     if not any(snapshot.frames or snapshot.state for snapshot in snapshots):
         return None
     # A rank without a dump can be at fault (CollectiveHang.without_dump), but not if no rank has a dump
@@ -203,8 +203,4 @@ def _frame(match: re.Match[str]) -> Frame:
 
 
 def _text(path: Path) -> str:
-    """The text of a file; empty if it cannot be read."""
-    try:
-        return read_text(path, _MAX_BYTES)
-    except (OSError, ValueError):
-        return ""
+    return read_or_none(lambda: read_text(path, _MAX_BYTES)) or ""

@@ -8,10 +8,11 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from seatrial.discover import fabric
-from seatrial.discover.file_readers import FieldReader, list_names, read_line, read_number
+from seatrial.discover.file_readers import FieldReader, list_names, read_line, read_number, read_or_none, read_text
 from seatrial.model import Frozen
 from seatrial.util import processes
 from seatrial.util.text import printable
@@ -99,8 +100,8 @@ class PortDetails(fabric.RdmaPort):
 def usable_roce_gid(gids: Sequence[Gid], configured_index: int | None = None) -> Gid | None:
     """The RoCE v2 GID that NCCL uses of the table of a port; None if there is no valid one.
 
-    ``configured_index``: the value of NCCL_IB_GID_INDEX, None if it is not set. If it is set, NCCL uses only the
-    GID with this index. Otherwise NCCL uses the first valid GID, IPv4 before IPv6.
+    ``configured_index``: NCCL_IB_GID_INDEX, the only GID that NCCL then uses; None if it is not set: NCCL uses the
+    first valid GID, IPv4 before IPv6.
     """
     valid = [gid for gid in gids if gid.type == "RoCE v2" and gid.is_valid]
     if configured_index is not None:
@@ -108,7 +109,7 @@ def usable_roce_gid(gids: Sequence[Gid], configured_index: int | None = None) ->
     return min(valid, key=lambda gid: (":" in gid.address, gid.index), default=None)
 
 
-def read_ports(root: Path = Path("/")) -> tuple[PortDetails, ...]:
+def read_ports(root: Path) -> tuple[PortDetails, ...]:
     """All RDMA ports. Raises OSError if the devices or their ports cannot be listed."""
     rdma = fabric.read_rdma(root)
     if reason := rdma.unreadable.get("devices"):
@@ -116,7 +117,10 @@ def read_ports(root: Path = Path("/")) -> tuple[PortDetails, ...]:
     for device in rdma.devices:
         if reason := device.unreadable.get("ports"):
             raise OSError(reason)
-    routed_netdevs, active_mtus = default_route_interfaces(root), _active_mtus()
+    routed_netdevs = default_route_interfaces(root)
+    # /sys does not show the active MTU; empty if ibv_devinfo is missing or does not answer
+    devinfo = read_or_none(lambda: processes.run_command(["ibv_devinfo"], TOOL_TIMEOUT_S).out) or ""
+    active_mtus = parse_devinfo(devinfo)
     return tuple(
         _details(root, device, port, routed_netdevs, active_mtus.get((device.name, port.port)))
         for device in rdma.devices
@@ -183,14 +187,6 @@ def parse_devinfo(text: str) -> dict[tuple[str, str], int]:
     return mtus
 
 
-def _active_mtus() -> dict[tuple[str, str], int]:
-    """(device, port) → active MTU, which /sys does not show; empty if ibv_devinfo is missing or does not answer."""
-    try:
-        return parse_devinfo(processes.run_command(["ibv_devinfo"], TOOL_TIMEOUT_S).out)
-    except OSError:
-        return {}
-
-
 def _details(
     root: Path, device: fabric.RdmaDevice, port: fabric.RdmaPort, routed_netdevs: frozenset[str], active_mtu: int | None
 ) -> PortDetails:
@@ -239,26 +235,16 @@ def _gids(folder: Path) -> tuple[Gid, ...]:
         except (OSError, ValueError):
             continue
         if int(address) not in (0, 0xFE80 << 112):
-            kind = _line(folder / "gid_attrs/types" / str(index))
+            # None for a GID of another network namespace, whose type cannot be read
+            kind = read_or_none(partial(read_line, folder / "gid_attrs/types" / str(index)))
             gids.append(Gid(index=index, address=str(address.ipv4_mapped or address), type=kind))
     return tuple(gids)
 
 
-def _line(path: Path) -> str | None:
-    """The line in a file; None if it cannot be read, such as the type of a GID of another network namespace."""
-    try:
-        return read_line(path)
-    except (OSError, ValueError):
-        return None
-
-
 def _table(path: Path, columns: int) -> list[list[str]]:
     """The rows with exactly ``columns`` columns of a table in /proc; empty if there is no such file."""
-    try:
-        rows = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
-    except OSError:
-        return []
-    return [row for row in rows if len(row) == columns]
+    text = read_or_none(lambda: read_text(path)) or ""
+    return [row for row in map(str.split, text.splitlines()) if len(row) == columns]
 
 
 def _ethtool_capability(netdev: str) -> float:
@@ -271,7 +257,4 @@ def _ethtool_capability(netdev: str) -> float:
 
 def _names(folder: Path) -> Sequence[str]:
     """The sorted names in a folder; empty if it cannot be listed."""
-    try:
-        return list_names(folder)
-    except OSError:
-        return ()
+    return read_or_none(lambda: list_names(folder)) or ()

@@ -7,22 +7,21 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import NamedTuple
 
 from pydantic import JsonValue
 
 from seatrial.discover import cpu_memory, fabric, pcie
-from seatrial.discover.file_readers import list_names, read_line, read_number, read_text
+from seatrial.discover.file_readers import list_names, read_line, read_number, read_or_none, read_text
 from seatrial.discover.host import has_capability
-from seatrial.model import Frozen
 from seatrial.util.text import error_text
 
 _CPUS = "sys/devices/system/cpu"
 _CAP_SYS_ADMIN = 21  # capabilities(7): may read GPU performance counters in any case
 _DMA_BUF_KERNEL = (5, 12)  # first kernel with dma-buf for RDMA (NVIDIA GPU Operator, GPUDirect RDMA)
 _SMALL_PAGE = 4096  # bytes
-# Errors which show that this hardware or this kernel does not have the file
-_ABSENT = (errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.EOPNOTSUPP, errno.ENOTDIR)
+# Errors which show that this hardware or this kernel does not have the file, or that this user may not read it
+_ABSENT = (errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.EOPNOTSUPP, errno.ENOTDIR, errno.EACCES, errno.EPERM)
 # Types of an IOMMU group (Linux, sysfs-kernel-iommu_groups): with and without translation of addresses
 _TRANSLATED, _PASSTHROUGH = ("DMA", "DMA-FQ"), ("identity",)
 
@@ -31,82 +30,33 @@ class NotSupportedError(Exception):
     """The machine does not have the setting; the message is the reason."""
 
 
-class Setting(Frozen):
-    """One setting. The status ``unreadable`` means that the machine has the setting, but its value is unknown.
+class Setting(NamedTuple):
+    """The value of a setting, or the reason why it is unknown.
 
-    ``reason``: why there is no value.
+    ``is_absent``: this machine does not have the setting, or this user may not read it; otherwise reading it failed.
     """
 
-    status: Literal["readable", "not_supported", "permission_denied", "unreadable"]
     value: JsonValue = None
     reason: str = ""
+    is_absent: bool = False
 
 
-class SettingFacts(Frozen):
-    """``gpu_node``: an NVIDIA GPU or the NVIDIA driver is present.
-
-    For each setting, ``read`` calls one function of this module; the function's docstring has the possible values.
-    """
-
-    gpu_node: bool
-    kernel_module: Setting
-    gpudirect_rdma: Setting
-    acs: Setting
-    iommu: Setting
-    cpu_governor: Setting
-    turbo: Setting
-    idle_state: Setting
-    transparent_hugepages: Setting
-    hugepages_bytes: Setting
-    numa_balancing: Setting
-    gdrcopy: Setting
-    performance_counters: Setting
-
-
-def read(root: Path = Path("/")) -> SettingFacts:
-    """The settings in /proc, /sys and /dev under ``root``."""
-    return SettingFacts(
-        gpu_node=is_gpu_node(root),
-        kernel_module=_setting(lambda: _kernel_module(root)),
-        gpudirect_rdma=_setting(lambda: _gpudirect_rdma(root)),
-        acs=_setting(lambda: _redirecting_bridges(root)),
-        iommu=_setting(lambda: _iommu(root)),
-        cpu_governor=_setting(lambda: _cpu_governor(root)),
-        turbo=_setting(lambda: _turbo(root)),
-        idle_state=_setting(lambda: _deepest_idle_state(root)),
-        transparent_hugepages=_setting(lambda: _transparent_hugepages(root)),
-        hugepages_bytes=_setting(lambda: _hugepages_bytes(root)),
-        numa_balancing=_setting(lambda: _numa_balancing(root)),
-        gdrcopy=_setting(lambda: _gdrcopy(root)),
-        performance_counters=_setting(lambda: _performance_counters(root)),
-    )
+def read(root: Path = Path("/")) -> dict[str, Setting]:
+    """The settings in /proc, /sys and /dev under ``root``, by the names in ``_READERS``."""
+    return {name: _setting(read_value, root) for name, read_value in _READERS.items()}
 
 
 def is_gpu_node(root: Path) -> bool:
     """Whether the machine has an NVIDIA GPU on its PCI bus, or the NVIDIA driver is loaded."""
-    if (root / "proc/driver/nvidia/version").exists():
-        return True
-    try:
-        return bool(pcie.gpus(root))
-    except (OSError, ValueError):
-        return False
+    return (root / "proc/driver/nvidia/version").exists() or bool(read_or_none(lambda: pcie.gpus(root)))
 
 
-def _setting(read_value: Callable[[], JsonValue]) -> Setting:
-    """The setting with the value that ``read_value`` returns, or with the error that it raises."""
+def _setting(read_value: Callable[[Path], JsonValue], root: Path) -> Setting:
     try:
-        return Setting(status="readable", value=read_value())
-    except NotSupportedError as reason:
-        return Setting(status="not_supported", reason=str(reason))
-    except OSError as error:
-        status: Literal["not_supported", "permission_denied", "unreadable"] = "unreadable"
-        if error.errno in _ABSENT:
-            status = "not_supported"
-        elif error.errno in (errno.EACCES, errno.EPERM):
-            status = "permission_denied"
-        return Setting(status=status, reason=error_text(error))
-    except ValueError as error:
-        return Setting(status="unreadable", reason=error_text(error))
+        return Setting(read_value(root))
+    except (NotSupportedError, OSError, ValueError) as error:
+        is_absent = isinstance(error, NotSupportedError) or getattr(error, "errno", None) in _ABSENT
+        return Setting(reason=error_text(error), is_absent=is_absent)
 
 
 def _kernel_module(root: Path) -> str:
@@ -218,3 +168,20 @@ def _performance_counters(root: Path) -> bool:
     if not match:
         raise NotSupportedError(f"{path}: no RmProfilingAdminOnly")
     return match[1] == "0" or has_capability(root / "proc/self", _CAP_SYS_ADMIN)
+
+
+# Setting → the function that reads it, whose docstring has the possible values
+_READERS: dict[str, Callable[[Path], JsonValue]] = {
+    "kernel_module": _kernel_module,
+    "gpudirect_rdma": _gpudirect_rdma,
+    "acs": _redirecting_bridges,
+    "iommu": _iommu,
+    "cpu_governor": _cpu_governor,
+    "turbo": _turbo,
+    "idle_state": _deepest_idle_state,
+    "transparent_hugepages": _transparent_hugepages,
+    "hugepages_bytes": _hugepages_bytes,
+    "numa_balancing": _numa_balancing,
+    "gdrcopy": _gdrcopy,
+    "performance_counters": _performance_counters,
+}

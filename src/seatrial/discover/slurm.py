@@ -1,7 +1,7 @@
 """Facts of a Slurm cluster from the output of its commands.
 
-Parses text output, since ``scontrol show`` has the same keys in all versions. The option ``--json`` exists since 21.08
-(sinfo) and 23.02 (scontrol), needs plugins that some sites do not install, and has a different layout in each version.
+Parses text output, since ``scontrol show`` has the same keys in all versions. The option ``--json`` needs plugins that
+some sites do not install, and has a different layout in each version.
 Only ``accounts`` needs Slurm's database (slurmdbd). Most functions query the controller: call them at most once a
 second (sinfo(1), PERFORMANCE).
 A function that runs a command raises SlurmUnavailable or SlurmRefused if the command fails.
@@ -67,12 +67,10 @@ class TemporarilyRefused(SlurmRefused):
 
 
 def installed() -> bool:
-    """Whether this machine has Slurm's client commands."""
     return shutil.which("sinfo") is not None
 
 
 def ping() -> tuple[Ping, ...]:
-    """All controllers and whether they respond."""
     argv = ["scontrol", "ping"]
     result = run_command(argv, COMMAND_TIMEOUT_S)
     pings = slurm_output.parse_pings(result.out)
@@ -84,13 +82,12 @@ def ping() -> tuple[Ping, ...]:
 
 
 def settings() -> Settings:
-    """The controller's settings."""
     return slurm_output.parse_settings(command_output(["scontrol", "show", "config"]))
 
 
 def nodes() -> tuple[SlurmNode, ...]:
     """All nodes except those in state FUTURE. Raises ValueError on unexpected output."""
-    every_node = slurm_output.parse_nodes(command_output(["scontrol", "--all", "--details", "show", "nodes"]))
+    every_node = slurm_output.parse_nodes(command_output(["scontrol", "--all", "show", "nodes"]))
     return tuple(node for node in every_node if node.state != "FUTURE")
 
 
@@ -246,7 +243,6 @@ def env_prefix_outside_job() -> list[str]:
 
 
 def command_output(argv: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> str:
-    """The standard output of a Slurm command."""
     result = run_command(argv, timeout_s)
     if result.code != 0:
         raise command_error(argv, result)

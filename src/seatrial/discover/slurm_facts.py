@@ -247,7 +247,6 @@ class SlurmNode(_Record):
     cpus: _Count = Field(None, alias="CPUTot")
     memory_bytes: _Mebibytes = Field(None, alias="RealMemory")
     gres: _Gres = ()
-    gres_used: _Gres | None = None
     partitions: _Names = ()
     reservation: str = Field("", alias="ReservationName")  # empty without one, and where Slurm does not show it
     comment: _Text = ""
@@ -293,7 +292,6 @@ class SlurmNode(_Record):
 
     @property
     def gpus(self) -> int:
-        """The number of GPUs in the node's GRES."""
         return sum(gres.count for gres in self.gres if gres.name == "gpu")
 
     def __str__(self) -> str:
@@ -316,7 +314,6 @@ class Partition(_Record):
     name: str = Field(alias="PartitionName")
     state: str
     nodes: _Text = ""
-    total_nodes: _Count = None
     default: Annotated[bool, _from_text(lambda text: text == "YES")]
     max_time_s: _Clock = Field(None, alias="MaxTime")
     default_time_s: _Clock = Field(None, alias="DefaultTime")
@@ -355,12 +352,10 @@ class JobRecord(_Record):
 
     @property
     def has_state(self) -> bool:
-        """Whether Slurm has a record of the job."""
         return self.state != UNKNOWN
 
     @property
     def pending(self) -> bool:
-        """Whether the job has not started."""
         return self.state in ("PENDING", "CONFIGURING", "REQUEUED")
 
     @property

@@ -49,7 +49,6 @@ class SlurmMessages(Frozen):
 
 @cache
 def messages() -> SlurmMessages:
-    """The messages that ship with seatrial."""
     return SlurmMessages.model_validate(data_files.read("slurm_messages.yaml"))
 
 

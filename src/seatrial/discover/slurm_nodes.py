@@ -34,7 +34,7 @@ class CandidateNodes:
         return [node for node in self.nodes if not node.usable or self.blocked(node)]
 
     def shortage(self, needed: int) -> NodeShortage | None:
-        """Return the nodes that need an administrator, or that are reserved for others.
+        """The nodes that need an administrator, or that are reserved for others.
 
         None if there are no such nodes, or if at least ``needed`` other nodes are left.
         """
@@ -47,7 +47,7 @@ class CandidateNodes:
         return NodeShortage(usable=usable, missing=nodes)
 
     def message(self, needed: int) -> str:
-        """Return the number of usable nodes and the states of the others; empty if all are usable and enough."""
+        """The number of usable nodes and the states of the others; empty if all are usable and enough."""
         unusable = self.unusable
         usable = len(self.nodes) - len(unusable)
         if usable >= needed and not unusable:
@@ -58,12 +58,12 @@ class CandidateNodes:
         return f"{counts}: {states}" if unusable else counts
 
     def blocked(self, node: SlurmNode) -> bool:
-        """Return whether a reservation keeps the trial's jobs off the node."""
+        """Whether a reservation keeps the trial's jobs off the node."""
         return node.blocked_by_reservation(self.reservation)
 
 
 def candidate_nodes(placement: JobPlacement, job: JobRecord | None = None) -> CandidateNodes:
-    """Return the nodes for a pending ``job``, or for jobs with this ``placement`` before their submission.
+    """The nodes for a pending ``job``, or for jobs with this ``placement`` before their submission.
 
     Raises SeatrialError if Slurm cannot be queried, ValueError on unexpected output.
     """
@@ -85,7 +85,7 @@ def candidate_nodes(placement: JobPlacement, job: JobRecord | None = None) -> Ca
 
 
 def gpus_per_node(placement: JobPlacement) -> int:
-    """Return the number of GPUs per node of the nodes for jobs with this ``placement``; 0 if there is no node.
+    """The number of GPUs per node of the nodes for jobs with this ``placement``; 0 if there is no node.
 
     Raises UsageError if the nodes have different numbers of GPUs, ValueError on unexpected output.
     """
@@ -98,7 +98,7 @@ def gpus_per_node(placement: JobPlacement) -> int:
 
 
 def placement_of_smaller_job(placement: JobPlacement, nodes: int) -> JobPlacement:
-    """Return ``placement`` for a job on any ``nodes`` of its nodes: Slurm requires all nodes of a node list.
+    """``placement`` for a job on any ``nodes`` of its nodes: Slurm requires all nodes of a node list.
 
     A longer list is replaced by the exclusion of all other nodes of the partition.
     """
@@ -124,7 +124,7 @@ class PendingJob:
     _last_query: float = field(default=-math.inf)
 
     def never_starts(self, job: JobRecord, waited_s: float, needed: int) -> bool:
-        """Return whether waiting longer will not help the job, by its reason or by the states of the nodes."""
+        """Whether waiting longer will not help the job, by its reason or by the states of the nodes."""
         now = time.monotonic()
         if waited_s > _NODES_AFTER_S and now - self._last_query > _NODES_POLL_S:
             self._last_query = now
@@ -136,7 +136,7 @@ class PendingJob:
         return is_permanent_pending_reason(job.reason) or self.shortage is not None
 
     def reason(self, job: JobRecord, needed: int) -> str:
-        """Return Slurm's reason why the job is pending, and the states of the nodes if too few are usable."""
+        """Slurm's reason why the job is pending, and the states of the nodes if too few are usable."""
         candidates = self.candidates
         too_few = candidates and len(candidates.nodes) - len(candidates.unusable) < needed
         message = candidates.message(needed) if candidates and too_few else ""
@@ -144,7 +144,7 @@ class PendingJob:
 
 
 def node_state(host: str) -> tuple[str, str]:
-    """Return Slurm's name and state of the node with this host name; the state is empty if Slurm gives none."""
+    """Slurm's name and state of the node with this host name; the state is empty if Slurm gives none."""
     try:
         node = slurm.node(host) or slurm.node(host.partition(".")[0])
     except (SeatrialError, ValueError):
@@ -153,7 +153,7 @@ def node_state(host: str) -> tuple[str, str]:
 
 
 def _state(node: SlurmNode, silent: bool = False) -> str:
-    """Return the state of a node.
+    """The state of a node.
 
     The text also says whether the node's slurmd accepts a connection, if its ranks are ``silent`` or if Slurm reports
     that the node does not respond.
@@ -168,7 +168,7 @@ def _state(node: SlurmNode, silent: bool = False) -> str:
 
 
 def _has_features(node: SlurmNode, constraint: str) -> bool:
-    """Return whether the node satisfies ``a``, ``a&b`` or ``a|b``; true for others, which only Slurm evaluates."""
+    """Whether the node satisfies ``a``, ``a&b`` or ``a|b``; true for others, which only Slurm evaluates."""
     for separator, combine in (("&", all), ("|", any)):
         features = constraint.split(separator)
         if all(re.fullmatch(r"[\w.:-]+", feature) for feature in features):

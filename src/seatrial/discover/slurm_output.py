@@ -42,7 +42,6 @@ def parse_pings(text: str) -> tuple[Ping, ...]:
 
 
 def parse_settings(text: str) -> Settings:
-    """The settings in the output of ``scontrol show config``."""
     raw: Record = {}
     for line in text.splitlines():
         if (match := _SETTING.match(line)) and (value := match[2].strip()) not in UNSET:
@@ -52,10 +51,7 @@ def parse_settings(text: str) -> Settings:
 
 
 def parse_nodes(text: str) -> tuple[SlurmNode, ...]:
-    """The nodes in the output of ``scontrol show nodes``. Raises ValueError on an unexpected record.
-
-    ``gres_used`` is None without the option ``--details``.
-    """
+    """The nodes in the output of ``scontrol show nodes``. Raises ValueError on an unexpected record."""
     return _parsed(SlurmNode, text, "NodeName", _FREE_TEXT_OF_NODE)
 
 

@@ -7,10 +7,12 @@ directory. The script opens device files for reading, and changes nothing.
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from seatrial.discover.file_readers import parse_id_list
 from seatrial.discover.nvml import pci_address
 from seatrial.model import Frozen
+from seatrial.util.grouping import grouped
 
 # A device cgroup does not remove device files, but denies access to them. So the script tries to open each file.
 # ``test -c`` skips a pattern without match, which the shell leaves unexpanded, and other kinds of files, since opening
@@ -68,7 +70,7 @@ class ListedGpu(Frozen):
     pci_bus_id: str
 
 
-class NumaDistances(Frozen):
+class NumaDistances(NamedTuple):
     """One NUMA node. ``distances``: to all NUMA nodes in the order of their numbers, 10 to itself (ACPI SLIT)."""
 
     number: int
@@ -158,7 +160,6 @@ class Task(Frozen):
 
 
 def srun_command(devices: str) -> list[str]:
-    """The command for ``srun --label``. ``devices``: shell pattern of the GPUs' device files."""
     return ["/bin/sh", "-c", _SCRIPT, "sh", devices]
 
 
@@ -167,11 +168,8 @@ def parse_tasks(text: str) -> tuple[Task, ...]:
 
     Raises ValueError if the output of a task is truncated.
     """
-    pairs_by_rank: dict[int, list[tuple[str, str]]] = {}  # rank → (key, value) of its lines
-    for line in text.splitlines():
-        if match := _LABELLED_LINE.fullmatch(line):
-            rank, key, value = match.groups()
-            pairs_by_rank.setdefault(int(rank), []).append((key, value))
+    matches = filter(None, map(_LABELLED_LINE.fullmatch, text.splitlines()))
+    pairs_by_rank = grouped((int(match[1]), (match[2], match[3])) for match in matches)
     return tuple(_task(rank, pairs) for rank, pairs in sorted(pairs_by_rank.items()))
 
 
@@ -207,11 +205,8 @@ def _limit(text: str) -> int | None:
 
 def _numa_node(line: str) -> NumaDistances:
     number, cpus, distances = line.split("|")
-    return NumaDistances(
-        number=int(number),
-        cpus=tuple(parse_id_list(cpus)) if cpus else (),
-        distances=tuple(map(int, distances.split())),
-    )
+    cpu_numbers = tuple(parse_id_list(cpus)) if cpus else ()
+    return NumaDistances(int(number), cpu_numbers, tuple(map(int, distances.split())))
 
 
 def _entries(cuda_visible_devices: str) -> list[str]:

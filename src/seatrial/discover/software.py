@@ -10,8 +10,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from seatrial.discover.file_readers import FieldReader, path_under, read_text
-from seatrial.model import Frozen
+from seatrial.discover.file_readers import FieldReader, FileFacts, path_under, read_text
 from seatrial.util.text import printable
 
 _CONTAINER_RUNTIMES = ("docker", "podman", "nerdctl", "apptainer", "singularity", "enroot", "ctr", "crictl")
@@ -31,8 +30,8 @@ _PACKAGES = (
 )
 
 
-class SoftwareFacts(Frozen):
-    """Versions; a field is None if the software is missing or unreadable, with the reason in ``unreadable``.
+class SoftwareFacts(FileFacts):
+    """Versions; a field is None also if the software is missing.
 
     ``cuda`` is the version that torch was built for. ``nccl`` maps each installed NCCL (package name or library path)
     to its version; the NCCL log of the collectives shows which NCCL torch loads. ``driver``: version of the loaded
@@ -48,7 +47,6 @@ class SoftwareFacts(Frozen):
     driver: str | None
     packages: dict[str, str]
     runtimes: dict[str, str]
-    unreadable: dict[str, str] = {}
 
 
 def read(root: Path = Path("/")) -> SoftwareFacts:
@@ -90,7 +88,7 @@ def torch_cuda_version() -> str:
 
 
 def _installed_version(name: str) -> str:
-    """The version of an installed package. Raises ValueError."""
+    """The version of a package; ValueError without it."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

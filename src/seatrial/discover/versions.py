@@ -7,10 +7,10 @@ import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from seatrial.discover import fabric, software
 from seatrial.discover.file_readers import read_line, read_text
-from seatrial.model import Frozen
 from seatrial.util import processes
 from seatrial.util.text import error_text, printable
 
@@ -23,22 +23,21 @@ _COMMANDS = {
 }
 
 
-class InstalledVersion(Frozen):
+class InstalledVersion(NamedTuple):
     """``place``: the device with this version, empty if the component is no device; ``model``: model of the device."""
 
     version: str
     place: str = ""
     model: str = ""
 
-
-class ComponentVersions(Frozen):
-    """The versions of a component on this machine, or the reason why no version is known."""
-
-    versions: tuple[InstalledVersion, ...] = ()
-    reason: str = ""
+    def __str__(self) -> str:
+        return f"{self.place} {self.model} {self.version}".strip()
 
 
-def read(root: Path = Path("/")) -> dict[str, ComponentVersions]:
+InstalledVersions = list[InstalledVersion] | str  # of a component, or the reason why none is known
+
+
+def read(root: Path = Path("/")) -> dict[str, InstalledVersions]:
     """Component → its versions, from files under ``root`` and from the programs in PATH."""
     return {
         "driver": _versions(lambda: _driver(root)),
@@ -48,15 +47,15 @@ def read(root: Path = Path("/")) -> dict[str, ComponentVersions]:
     }
 
 
-def _versions(read_versions: Callable[[], list[InstalledVersion]]) -> ComponentVersions:
+def _versions(read_versions: Callable[[], list[InstalledVersion]]) -> InstalledVersions:
     try:
-        return ComponentVersions(versions=tuple(read_versions()))
+        return read_versions()
     except (OSError, ValueError) as error:
-        return ComponentVersions(reason=error_text(error))
+        return error_text(error)
 
 
 def _driver(root: Path) -> list[InstalledVersion]:
-    return [InstalledVersion(version=software.driver_version(read_text(root / "proc/driver/nvidia/version")))]
+    return [InstalledVersion(software.driver_version(read_text(root / "proc/driver/nvidia/version")))]
 
 
 def _program(command: Sequence[str], pattern: str) -> list[InstalledVersion]:
@@ -69,16 +68,14 @@ def _program(command: Sequence[str], pattern: str) -> list[InstalledVersion]:
         state = f"no answer within {_TIMEOUT_S:g} s" if result.code is None else f"exit code {result.code}"
         output = printable((result.out or result.err).strip()[:60])
         raise ValueError(f"{' '.join(command)}: {state}, expected a version, read {output!r}")
-    return [InstalledVersion(version=printable(match[1]))]
+    return [InstalledVersion(printable(match[1]))]
 
 
 def _firmware(root: Path) -> list[InstalledVersion]:
     """The firmware version of each RDMA device. Raises ValueError if there is none."""
     devices = fabric.read_rdma(root).devices
     installed = [
-        InstalledVersion(version=device.firmware, place=device.name, model=device.model or "")
-        for device in devices
-        if device.firmware
+        InstalledVersion(device.firmware, device.name, device.model or "") for device in devices if device.firmware
     ]
     if not installed:
         raise ValueError("the firmware of the RDMA devices is not readable" if devices else "no RDMA device")
@@ -95,4 +92,4 @@ def _kernel(root: Path) -> list[InstalledVersion]:
     match = re.fullmatch(r"(\d+\.\d+\.\d+-\d+)-generic", release)
     if not match or not re.search(r"^ID=ubuntu$", read_text(root / "etc/os-release"), re.MULTILINE):
         raise ValueError(f"kernel {release}: only generic kernels of Ubuntu have a minimum version")
-    return [InstalledVersion(version=match[1])]
+    return [InstalledVersion(match[1])]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -12,7 +11,9 @@ from pydantic import JsonValue
 from seatrial.hardware.links import (
     BIDIRECTIONAL,
     COLLECTIVE,
+    Links,
     active_nvlinks,
+    all_known,
     network_to_busbw_ratio,
     nvlink_to_busbw_ratio,
 )
@@ -21,9 +22,6 @@ from seatrial.hardware.training_flops import TrainingWork, training_work
 from seatrial.model import Frozen, format_value
 from seatrial.model.benchmark import Bound
 from seatrial.util import data_files
-
-_FABRIC = re.compile(r"(?:ib|roce)-(?P<ports>\d+)x(?P<gbps>[\d.]+)")  # links.Links.fabric, such as roce-8x400
-
 
 # PCI Express by generation: GB/s of a lane in one direction, after the encoding (8b/10b, 128b/130b, 242 of 256 bytes)
 _PCIE_LANE_GB_S = {1: 0.25, 2: 0.5, 3: 8 / 8.125, 4: 16 / 8.125, 5: 32 / 8.125, 6: 64 / 8 * 242 / 256}
@@ -47,12 +45,8 @@ class MetricLookup:
 
 def hardware_bound(lookup: MetricLookup, facts: Mapping[str, JsonValue], references: References) -> Bound | None:
     """The highest bound of the metric over all GPU models in ``facts``; None if a model has no known bound."""
-    skus = [references.sku(name) for name in str(facts.get("gpu") or "").split(MODEL_SEPARATOR)]
-    bounds = [_sku_bound(sku, lookup, facts, references) for sku in skus]
-    available = [bound for bound in bounds if bound]
-    if not available or len(available) < len(bounds):
-        return None
-    return max(available, key=lambda bound: bound.value)
+    bounds = all_known(_sku_bound(sku, lookup, facts, references) for sku in references.skus_of(facts))
+    return max(bounds, key=lambda bound: bound.value, default=None)
 
 
 def _sku_bound(
@@ -68,8 +62,7 @@ def _sku_bound(
     if not lookup.bounded_by:
         work = training_work(lookup.metric, facts)
         return _training_bound(sku, work) if work else None
-    spec = sku.spec.get(lookup.bounded_by)
-    return Bound(spec.value, spec.unit, f"{sku.name} has {_spec_text(sku, lookup.bounded_by)}") if spec else None
+    return _spec_bound(sku, lookup.bounded_by)
 
 
 def _training_bound(sku: Sku, work: TrainingWork) -> Bound | None:
@@ -90,6 +83,11 @@ def _training_bound(sku: Sku, work: TrainingWork) -> Bound | None:
     return Bound(limit, "tokens/s/GPU", f"{text}: {format_value(round(limit), 'tokens/s/GPU')}")
 
 
+def _spec_bound(sku: Sku, key: str) -> Bound | None:
+    spec = sku.spec.get(key)
+    return Bound(spec.value, spec.unit, f"{sku.name} has {_spec_text(sku, key)}") if spec else None
+
+
 def _spec_text(sku: Sku, key: str) -> str:
     spec = sku.spec[key]
     return f"{format_value(spec.value, spec.unit)} of {key} ({spec.source})"
@@ -97,11 +95,10 @@ def _spec_text(sku: Sku, key: str) -> str:
 
 def _ranks_and_nodes(facts: Mapping[str, JsonValue]) -> tuple[int, int]:
     """The number of ranks and of nodes; 1 if the record has no positive integer."""
-    ranks, nodes = facts.get("world_size"), facts.get("nodes")
-    return (
-        ranks if isinstance(ranks, int) and ranks > 0 else 1,
-        nodes if isinstance(nodes, int) and nodes > 0 else 1,
+    ranks, nodes = (
+        count if isinstance(count, int) and count > 0 else 1 for count in map(facts.get, ("world_size", "nodes"))
     )
+    return ranks, nodes
 
 
 def _collective_bound(
@@ -119,7 +116,7 @@ def _collective_bound(
         intra_node = _scaled(intra_node, gain, f" ({ranks // nvlink_domains} GPUs reduce in the switch, NVLS)")
     if not operation or sku.across_nodes:
         return intra_node
-    inter_node = _inter_node_bound(operation, ranks, nodes, references.fabric)
+    inter_node = _inter_node_bound(operation, ranks, nodes, references.links)
     return inter_node if inter_node and inter_node.value < intra_node.value else intra_node
 
 
@@ -129,9 +126,8 @@ def _intra_node_bound(sku: Sku, ranks: int, nodes: int) -> Bound | None:
     The PCIe bandwidth is multiplied by the number of GPUs that one NVLink bridge connects. None if the PCIe rate is
     unknown, or if a bridge can connect all GPUs of the node, since the rate of the bridge is not in the SKU data.
     """
-    if "nvlink" in sku.spec:
-        spec = sku.spec["nvlink"]
-        return Bound(spec.value, spec.unit, f"{sku.name} has {_spec_text(sku, 'nvlink')}")
+    if nvlink := _spec_bound(sku, "nvlink"):
+        return nvlink
     bridged = sku.gpus_per_bridge
     bridge_connects_all = bridged > 1 and bridged >= ranks // nodes
     if "pcie" not in sku.spec or bridge_connects_all:
@@ -141,18 +137,17 @@ def _intra_node_bound(sku: Sku, ranks: int, nodes: int) -> Bound | None:
     return _scaled(bound, bridged, f" (up to {bridged} GPUs per NVLink bridge)") if bridged > 1 else bound
 
 
-def _inter_node_bound(operation: str, ranks: int, nodes: int, fabric: str) -> Bound | None:
+def _inter_node_bound(operation: str, ranks: int, nodes: int, links: Links) -> Bound | None:
     """The busbw that the network allows with the algorithm that sends the least data.
 
-    None on one node, or if ``fabric`` does not state the rate of the network.
+    None on one node, or if the network is not RDMA with ports of a known rate.
     """
-    match = _FABRIC.fullmatch(fabric)
-    if not 1 < nodes <= ranks or not match:
+    if not 1 < nodes <= ranks or links.network != "rdma" or not links.ports:
         return None
     ratio = min(network_to_busbw_ratio(operation, algorithm, ranks, nodes) or 1.0 for algorithm in ("Ring", "NVLS"))
-    rate = int(match["ports"]) * float(match["gbps"]) / 8
+    rate = links.ports.count * links.ports.gbps / 8
     node_rate, limit = (format_value(value, "GB/s") for value in (rate, rate / ratio))
-    text = f"{fabric} carries {node_rate} out of a node, and {operation} sends {ratio:.3g} × its busbw: {limit}"
+    text = f"{links.fabric} carries {node_rate} out of a node, and {operation} sends {ratio:.3g} × its busbw: {limit}"
     return Bound(rate / ratio, "GB/s", text)
 
 
@@ -163,8 +158,6 @@ def _scaled(bound: Bound, factor: float, explanation: str) -> Bound:
 
 
 class _TensorCores(Frozen):
-    """A row of data/tensor_cores.yaml."""
-
     capability: str
     cores: int
     tensor: int
@@ -197,11 +190,8 @@ def physical_base(lookup: MetricLookup, facts: Mapping[str, JsonValue], referenc
         spec = sku.spec.get(key) if isinstance(sku, Sku) else None
         of_spec = Bound(spec.value, spec.unit, f"{model} has {spec.value:g} {spec.unit} of {key}") if spec else None
         bounds.append(references.gpu_bounds.get(model, {}).get(key) or of_spec)
-    known = [bound for bound in bounds if bound]
-    if not known or len(known) < len(bounds):
-        return None
-    lowest = min(known, key=lambda bound: bound.value)
-    return _scaled(lowest, 2, " directions") if lookup.bounded_by == BIDIRECTIONAL else lowest
+    lowest = min(all_known(bounds), key=lambda bound: bound.value, default=None)
+    return _scaled(lowest, 2, " directions") if lowest and lookup.bounded_by == BIDIRECTIONAL else lowest
 
 
 def bounds_by_model(gpus: Iterable[Mapping[str, JsonValue]]) -> dict[str, dict[str, Bound]]:
@@ -210,83 +200,62 @@ def bounds_by_model(gpus: Iterable[Mapping[str, JsonValue]]) -> dict[str, dict[s
     for gpu in gpus:
         of_model = highest.setdefault(str(gpu.get("name") or ""), {})
         for key, bound in measured_bounds(gpu).items():
-            if isinstance(bound, Bound) and (key not in of_model or bound.value > of_model[key].value):
+            if key not in of_model or bound.value > of_model[key].value:
                 of_model[key] = bound
     return highest
 
 
-def measured_bounds(gpu: Mapping[str, JsonValue]) -> dict[str, Bound | str]:
-    """The bounds of one GPU by the keys of a SKU's spec, or why there is none, from what NVML reports of it.
+def measured_bounds(gpu: Mapping[str, JsonValue]) -> dict[str, Bound]:
+    """The known bounds of one GPU by the keys of a SKU's spec, from what NVML reports of it.
 
     ``hbm``, ``nvlink`` and ``pcie`` in GB/s, the latter two in one direction, and bf16, fp16, tf32 and fp8 in TFLOP/s.
+    A bound is unknown without its facts, and if a present value is above its maximum: NVML contradicts itself.
     """
     tensor = {dtype: _tensor_bound(gpu, dtype) for dtype in _TENSOR_RATES}
-    return {"hbm": _memory_bound(gpu), "nvlink": _nvlink_bound(gpu), "pcie": _pcie_bound(gpu), **tensor}
+    bounds = {"hbm": _memory_bound(gpu), "nvlink": _nvlink_bound(gpu), "pcie": _pcie_bound(gpu), **tensor}
+    return {key: bound for key, bound in bounds.items() if bound}
 
 
-def _memory_bound(gpu: Mapping[str, JsonValue]) -> Bound | str:
+def _memory_bound(gpu: Mapping[str, JsonValue]) -> Bound | None:
     """Clock × bus width × 2 transfers. The maximum clock counts: a lowered one is a fault that lowers the value."""
     clock, width = _positive(gpu, "memory_clock_max_mhz"), _positive(gpu, "memory_bus_width_bits")
-    if clock is None or width is None:
-        return _missing(gpu, "memory_clock_max_mhz", "memory_bus_width_bits")
-    if (now := _positive(gpu, "memory_clock_mhz")) and now > clock:
-        return f"NVML contradicts itself: the memory clock is {now:g} MHz, its maximum {clock:g} MHz"
+    if not clock or not width or _positive(gpu, "memory_clock_mhz") > clock:
+        return None
     return Bound(clock * width * 2 / 8e3, "GB/s", f"NVML: memory clock {clock:g} MHz × {width:g} bit × 2")
 
 
-def _nvlink_bound(gpu: Mapping[str, JsonValue]) -> Bound | str:
+def _nvlink_bound(gpu: Mapping[str, JsonValue]) -> Bound | None:
+    """The rate of the NVLinks; unknown if they do not all lead to a switch, since two GPUs then share some of them."""
     links = active_nvlinks(gpu)
-    if links is None:
-        return "NVML reports no active NVLink, or a rate of 0, or none"
-    nvlinks = gpu.get("nvlinks")
-    active = (
-        [each for each in nvlinks if isinstance(each, dict) and each.get("active")] if isinstance(nvlinks, list) else []
-    )
-    if not all(each.get("remote") == "switch" for each in active):
-        return "not all active NVLinks lead to a switch: the rate between two GPUs is unknown"
+    if links is None or not links.all_to_switches:
+        return None
     return Bound(links.gb_s, "GB/s", f"NVML: {links.active} active NVLinks, {format_value(links.gb_s, 'GB/s')} in all")
 
 
-def _pcie_bound(gpu: Mapping[str, JsonValue]) -> Bound | str:
+def _pcie_bound(gpu: Mapping[str, JsonValue]) -> Bound | None:
     """Lanes × rate. An idle GPU lowers the generation, so that the maximum of GPU and slot counts."""
-    if gpu.get("c2c"):
-        return "the path to the host is NVLink-C2C, whose rate NVML does not report"
     generation, width = _positive(gpu, "pcie_gen_max"), _positive(gpu, "pcie_width")
-    if generation is None or width is None:
-        return _missing(gpu, "pcie_gen_max", "pcie_width")
-    for name, value in (("pcie_gen", generation), ("pcie_width", _positive(gpu, "pcie_width_max") or width)):
-        if (now := _positive(gpu, name)) and now > value:
-            return f"NVML contradicts itself: {name} is {now:g}, its maximum {value:g}"
-    if (lane := _PCIE_LANE_GB_S.get(int(generation))) is None:
-        return f"the rate of PCIe {generation:g} is unknown"
+    lane = _PCIE_LANE_GB_S.get(int(generation))
+    contradicts = _positive(gpu, "pcie_gen") > generation or width > (_positive(gpu, "pcie_width_max") or width)
+    if gpu.get("c2c") or not lane or not width or contradicts:  # NVML does not report the rate of NVLink-C2C
+        return None
     return Bound(lane * width, "GB/s", f"NVML: PCIe {generation:g} ×{width:g}")
 
 
-def _tensor_bound(gpu: Mapping[str, JsonValue], dtype: str) -> Bound | str:
+def _tensor_bound(gpu: Mapping[str, JsonValue], dtype: str) -> Bound | None:
     """SMs × operations in a clock × maximum clock, by the compute capability."""
     cores, clock = _positive(gpu, "cores"), _positive(gpu, "sm_clock_max_mhz")
-    if cores is None or clock is None:
-        return _missing(gpu, "cores", "sm_clock_max_mhz")
-    capability = gpu.get("compute_capability")
-    row = _tensor_cores().get(str(capability))
-    if row is None or (dtype == "fp8" and not row.fp8):
-        return f"the tensor cores of compute capability {capability} have no known rate in {dtype}"
-    if (now := _positive(gpu, "sm_clock_mhz")) and now > clock:
-        return f"NVML contradicts itself: the SM clock is {now:g} MHz, its maximum {clock:g} MHz"
+    row = _tensor_cores().get(str(gpu.get("compute_capability")))
+    if not cores or not clock or row is None or (dtype == "fp8" and not row.fp8):
+        return None
+    if _positive(gpu, "sm_clock_mhz") > clock:
+        return None
     sms, operations = cores / row.cores, row.tensor * _TENSOR_RATES[dtype]
     text = f"NVML: {sms:g} SMs at up to {clock:g} MHz; {operations:g} operations of an SM in a clock ({row.source})"
     return Bound(sms * operations * clock / 1e6, "TFLOP/s", text)
 
 
-def _positive(gpu: Mapping[str, JsonValue], name: str) -> float | None:
-    """The fact if it is a positive number."""
+def _positive(gpu: Mapping[str, JsonValue], name: str) -> float:
+    """The fact; 0 if it is no positive number."""
     value = gpu.get(name)
-    return value if isinstance(value, int | float) and type(value) is not bool and value > 0 else None
-
-
-def _missing(gpu: Mapping[str, JsonValue], *names: str) -> str:
-    """Which facts are no positive numbers, with the error of NVML if there is one."""
-    errors = gpu.get("unreadable")
-    errors = errors if isinstance(errors, dict) else {}
-    found = (f"{name} ({errors.get(name, gpu.get(name))})" for name in names if _positive(gpu, name) is None)
-    return f"NVML reports no {' and no '.join(found)}"
+    return value if isinstance(value, int | float) and type(value) is not bool and value > 0 else 0

@@ -47,5 +47,4 @@ class CounterDefinitions(Frozen):
 
 @cache
 def counter_definitions() -> CounterDefinitions:
-    """All counter definitions that ship with seatrial."""
     return CounterDefinitions.model_validate(data_files.read("counters.yaml"))

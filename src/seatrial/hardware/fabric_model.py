@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
 from seatrial.config.schema import Fabric
-from seatrial.hardware.links import Links
+from seatrial.hardware.links import Links, all_known
 from seatrial.hardware.network_bounds import (
     SOFT_TOLERANCE,
     LinkKind,
@@ -42,7 +43,6 @@ class ModelValue:
 
     @property
     def source(self) -> str:
-        """The reason and the source of the limits, and the NCCL variable that the limits depend on."""
         setting = f"; depends on {self.limit.setting}" if self.limit.setting else ""
         return f"{self.limit.reason}: {self.limit.source}{setting}"
 
@@ -71,7 +71,7 @@ def model_value(
         if not (bound := _nvlink_domain_bound(skus)):
             return "no NVLink in the SKU data"
         return ModelValue(f"NVLink between {nodes} nodes", bound, limit, SOFT_TOLERANCE * bound.value)
-    network = _network(links, tcp)
+    network = _network(links, tcp, ranks // nodes)
     if isinstance(network, str):
         return network
     environment = facts.get("backend_environment")
@@ -83,14 +83,11 @@ def model_value(
     algorithm = forced_or_logged or default_algorithm(operation, nodes, nvls=nvls)
     if algorithm.startswith("CollNet"):  # published runs are at half of its bound, but not slower than Ring's
         algorithm = "Ring"
-    port_count, port_gbps, ports_text = network
-    model_nodes = [node_links(sku, ranks // nodes, port_count, port_gbps, ports_text) for sku in skus]
-    model_nodes = model_nodes or [NodeLinks(ranks // nodes, port_count, port_gbps, ports_text)]
-    bounds = [network_bound(operation, algorithm, nodes, node) for node in model_nodes]
-    present = [bound for bound in bounds if bound]
-    if not present or len(present) < len(bounds):
+    model_nodes = [node_links(sku, network) for sku in skus] or [network]
+    bounds = all_known(network_bound(operation, algorithm, nodes, node) for node in model_nodes)
+    if not bounds:
         return f"no formula for {operation} between nodes"
-    lowest = min(present, key=lambda bound: bound.value)
+    lowest = min(bounds, key=lambda bound: bound.value)
     if lowest.link is LinkKind.PCIE:
         value = format_value(lowest.value, "GB/s")
         return f"PCIe limits {operation} to {value}; no source states the share of it that good clusters reach"
@@ -102,11 +99,11 @@ def model_value(
 
 def _nvlink_domain_bound(skus: Sequence[Sku]) -> NetworkBound | None:
     """The rate of a GPU's NVLinks, the lowest of all models: with NVLink between nodes, all GPUs are as on one node."""
-    rates = [sku.spec["nvlink"].value for sku in skus if "nvlink" in sku.spec]
-    if len(rates) < len(skus):
+    slowest = min((spec.value for spec in all_known(sku.spec.get("nvlink") for sku in skus)), default=None)
+    if slowest is None:
         return None
-    text = f"{format_value(min(rates), 'GB/s')} of NVLink per GPU; binding link: {LinkKind.NVLINK}"
-    return NetworkBound(min(rates), LinkKind.NVLINK, text)
+    text = f"{format_value(slowest, 'GB/s')} of NVLink per GPU; binding link: {LinkKind.NVLINK}"
+    return NetworkBound(slowest, LinkKind.NVLINK, text)
 
 
 def key_parts(key: str) -> tuple[str, str, str]:
@@ -115,33 +112,27 @@ def key_parts(key: str) -> tuple[str, str, str]:
     return operation, quantity, size
 
 
-def node_links(sku: Sku, gpus: int, ports: int, port_gbps: float, ports_text: str) -> NodeLinks:
-    """The links of a node with ``gpus`` GPUs of this model and these network ports."""
+def node_links(sku: Sku, node: NodeLinks) -> NodeLinks:
+    """The links of a node with GPUs of this model; ``node`` has their number and the network ports."""
     nvlink = sku.spec.get("nvlink_nccl") or sku.spec.get("nvlink")
     pcie = sku.spec.get("pcie")
-    node_busbw: list[float] = []
-    for size in _SATURATING_SIZES:
-        references = sku.expected.get(f"all_reduce.busbw.{size}", ())
-        node_busbw += [each.value for each in references if each.gpus == gpus and each.nodes == 1]
-    highest = max(node_busbw, default=None)
-    return NodeLinks(
-        gpus=gpus,
-        ports=ports,
-        port_gbps=port_gbps,
-        ports_text=ports_text,
+    references = chain.from_iterable(sku.expected.get(f"all_reduce.busbw.{size}", ()) for size in _SATURATING_SIZES)
+    node_busbw = (each.value for each in references if (each.gpus, each.nodes) == (node.gpus, 1))
+    return replace(
+        node,
         nvlink=nvlink.value if nvlink else None,
         pcie=pcie.value if pcie else None,
-        nvls_busbw=highest if sku.nvls else None,
-        busbw=None if sku.nvls else highest,
+        busbw=max(node_busbw, default=None),
+        nvls=sku.nvls,
     )
 
 
-def _network(links: Links, tcp: Fabric | None) -> tuple[int, float, str] | str:
-    """The number of ports of a node, Gbit/s of each, and their description; or why they are unknown."""
+def _network(links: Links, tcp: Fabric | None, gpus: int) -> NodeLinks | str:
+    """The ports of a node with ``gpus`` GPUs, or why they are unknown."""
     if links.network in ("rdma", "efa"):
         if links.ports is None:
             return "the rate of the RDMA ports is not known on all nodes, or the nodes have different ports"
-        return links.ports.count, links.ports.gbps, f"RDMA ports ({links.ports.kind})"
+        return NodeLinks(gpus, links.ports.count, links.ports.gbps, f"RDMA ports ({links.ports.kind})")
     if links.network != "tcp":
         if links.network or links.unknown_network:
             return f"no data of the network {links.unknown_network or links.network} that NCCL uses between nodes"
@@ -153,7 +144,7 @@ def _network(links: Links, tcp: Fabric | None) -> tuple[int, float, str] | str:
     # The higher rate counts: neither a port that negotiated a lower rate nor the trial lowers the threshold
     if tcp.rate and tcp.rate >= (read_gbps or 0):
         differs = f"; the interface reports {read_gbps:g} Gb/s" if read_gbps not in (None, tcp.rate) else ""
-        return 1, tcp.rate, f"{interfaces}, rate from cluster.fabric.rate{differs}"
+        return NodeLinks(gpus, 1, tcp.rate, f"{interfaces}, rate from cluster.fabric.rate{differs}")
     if read_gbps:
-        return 1, read_gbps, f"{interfaces}, rate read from the interface"
+        return NodeLinks(gpus, 1, read_gbps, f"{interfaces}, rate read from the interface")
     return f"the rate of {interfaces} cannot be read, or differs between nodes: set cluster.fabric.rate, e.g. 100 Gb/s"

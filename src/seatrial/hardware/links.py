@@ -11,11 +11,13 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from itertools import chain
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from seatrial.hardware import networks
 from seatrial.model import GPUS_USED, Measurement
 
+T = TypeVar("T")
 # Values of ``bounds.MetricLookup.bounded_by`` that are no key of a SKU's spec (bf16, hbm, pcie, nvlink).
 # BIDIRECTIONAL: both directions of a GPU's links. COLLECTIVE: the bandwidth of a collective over the GPU's links,
 # switches and the network.
@@ -34,6 +36,7 @@ NCCL_ALGO_NAMES = {
     "COLLNET_DIRECT": "CollNetDirect",
 }
 _RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
+_FABRIC = re.compile(r"(?P<kind>ib|roce)-(?P<ports>\d+)x(?P<gbps>[\d.]+)")  # Links.fabric of RDMA
 _KIND_BY_LINK_LAYER = {"InfiniBand": "ib", "Ethernet": "roce", "Unspecified": "efa"}
 # The rate that the EFA driver reports if it does not know the rate of the port (efa_query_port of Linux before 6.13)
 _EFA_UNKNOWN_GBPS = 100.0
@@ -62,8 +65,6 @@ FactRole = Literal[
 
 
 class HasFactRoles(Protocol):
-    """A check that declares the roles of its facts."""
-
     @property
     def fact_roles(self) -> Mapping[FactRole, str]: ...
 
@@ -119,6 +120,13 @@ class Links:
             return f"{self.ports.kind}-{self.ports.count}x{self.ports.gbps:g}"
         return "" if self.network == "rdma" else self.network
 
+    @classmethod
+    def of_fabric(cls, fabric: str) -> Links:
+        """The links between nodes of a class such as roce-8x400, efa or tcp."""
+        if match := _FABRIC.fullmatch(fabric):
+            return cls(network="rdma", ports=RdmaPorts(match["kind"], int(match["ports"]), float(match["gbps"])))
+        return cls(network=fabric)
+
     def with_algorithm(self, operation: str, size: str, algorithm: str) -> Links:
         """The links with another algorithm for an operation at a size."""
         return replace(self, algorithms={**self.algorithms, (operation, size): algorithm})
@@ -126,22 +134,17 @@ class Links:
 
 def read(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]) -> Links:
     """The links according to the facts for which ``checks`` declare a role."""
-    with_roles = measurements_with_roles(measurements, checks)
-    facts = partial(role_facts, measurements=with_roles, checks=checks)
+    facts = partial(role_facts, measurements=measurements, checks=checks)
     inventories = facts("gpus")
     gpus = [gpu for measurement, value in inventories for gpu in _used_gpus(value, measurement.facts.get(GPUS_USED))]
-    nvlinks = [active_nvlinks(gpu) for gpu in gpus]
-    readable = [each for each in nvlinks if each]
-    slowest = min(readable, key=lambda each: each.gb_s) if readable and len(readable) == len(gpus) else None
-    hcas = facts("hcas")
-    used_ports = {node: ports for _, value in hcas for node, ports in _names_by_node(value).items()}
+    slowest = min(all_known(map(active_nvlinks, gpus)), key=lambda each: each.gb_s, default=None)
+    used_ports = _names_by_node(facts("hcas"))
     rdma = facts("rdma_devices")
     ports_of_nodes = {_fastest_ports(value, used_ports.get(measurement.subject)) for measurement, value in rdma}
     stated = [RdmaPorts(**ports) for _, ports in facts("stated_ports") if ports]
     nics = {measurement.subject: value for measurement, value in facts("nics")}
-    sockets = facts("socket_interfaces")
-    interfaces = {node: names for _, value in sockets for node, names in _names_by_node(value).items()}
-    tcp_of_nodes = {_tcp_interfaces(nics.get(node), names) for node, names in interfaces.items()}
+    sockets = _names_by_node(facts("socket_interfaces"))
+    tcp_of_nodes = {_tcp_interfaces(nics.get(node), names) for node, names in sockets.items()}
     nvls_channels = [value for _, value in facts("nvls_channels") if isinstance(value, int)]
     transports = _transport_names(facts("transports"))
     connections = _transport_names(facts("connections"))
@@ -164,42 +167,43 @@ def read(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
     )
 
 
-def measurements_with_roles(
-    measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
-) -> list[Measurement]:
-    """The measurements of checks that declare fact roles, without those that were skipped or have no facts."""
-    names = {name for name, check in checks.items() if check.fact_roles}
-    return [
-        measurement
-        for measurement in measurements
-        if measurement.check in names and measurement.facts and not measurement.skipped
-    ]
-
-
 def role_facts(
     role: FactRole, measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
 ) -> Iterator[tuple[Measurement, Any]]:
-    """Each measurement whose check declares ``role``, with the value of that fact; None if the fact is missing."""
+    """Each measurement whose check declares ``role``, with the value of that fact; None if the fact is missing.
+
+    Measurements that were skipped or have no facts are left out.
+    """
     names = {name: check.fact_roles[role] for name, check in checks.items() if role in check.fact_roles}
     return (
         (measurement, measurement.facts.get(names[measurement.check]))
         for measurement in measurements
-        if measurement.check in names
+        if measurement.check in names and measurement.facts and not measurement.skipped
     )
 
 
+def all_known(values: Iterable[T | None]) -> list[T]:
+    """The values; none if one of them is None."""
+    listed = list(values)
+    known = [value for value in listed if value is not None]
+    return known if len(known) == len(listed) else []
+
+
 class ActiveNvlinks(NamedTuple):
-    """The number of active links of a GPU and their total unidirectional rate in GB/s."""
+    """The active links of a GPU: number, total unidirectional rate in GB/s, and whether all lead to a switch."""
 
     active: int
     gb_s: float
+    all_to_switches: bool
 
 
 def active_nvlinks(gpu: Mapping[str, Any]) -> ActiveNvlinks | None:
     """The active links of a GPU; None if there are none, or if the speed of one of them is unknown or 0."""
-    speeds = [link.get("speed_gb_s") for link in _mappings(gpu.get("nvlinks")) if link.get("active")]
-    readable = [speed for speed in speeds if isinstance(speed, int | float) and speed > 0]
-    return ActiveNvlinks(len(readable), sum(readable)) if readable and len(readable) == len(speeds) else None
+    links = [link for link in _mappings(gpu.get("nvlinks")) if link.get("active")]
+    speeds: list[Any] = [link.get("speed_gb_s") for link in links]
+    if not speeds or not all(isinstance(speed, int | float) and speed > 0 for speed in speeds):
+        return None
+    return ActiveNvlinks(len(speeds), sum(speeds), all(link.get("remote") == "switch" for link in links))
 
 
 def nvlink_to_busbw_ratio(operation: str, algorithm: str, ranks: int, nodes: int = 1) -> float:
@@ -243,9 +247,9 @@ def _used_gpus(gpus: Any, used: Any) -> list[Mapping[str, Any]]:
     return [gpu for gpu in _mappings(gpus) if isinstance(used, list) and gpu.get("index") in used]
 
 
-def _names_by_node(fact: Any) -> dict[str, frozenset[str]]:
+def _names_by_node(facts: Iterable[tuple[Measurement, Any]]) -> dict[str, frozenset[str]]:
     """Node → the ports or interfaces that NCCL uses, such as mlx5_0/1 or eth0."""
-    lists = fact.items() if isinstance(fact, Mapping) else ()
+    lists = chain.from_iterable(mapping(fact).items() for _, fact in facts)
     return {node: frozenset(map(str, names)) for node, names in lists if isinstance(names, list) and names}
 
 
@@ -263,14 +267,12 @@ def _common_ports(ports_of_nodes: Collection[_NodePorts | None]) -> RdmaPorts | 
     If all nodes have the same number of ports, but some nodes have slower ports, the result is that of the node with
     the most fast ports: a slow port is a fault, and the expected bandwidth is the bandwidth of healthy nodes.
     """
-    present = [ports for ports in ports_of_nodes if ports]
-    kinds = {(ports.fastest.kind, ports.fastest.gbps) for ports in present}
-    counts = {ports.fastest.count for ports in present}
-    if len(present) < len(ports_of_nodes) or len(kinds) != 1:
+    known = all_known(ports_of_nodes)
+    kinds = {(ports.fastest.kind, ports.fastest.gbps) for ports in known}
+    counts = {ports.fastest.count for ports in known}
+    if len(kinds) != 1 or (len(counts) > 1 and len({ports.active for ports in known}) > 1):
         return None
-    if len(counts) > 1 and len({ports.active for ports in present}) > 1:
-        return None
-    return max((ports.fastest for ports in present), key=lambda ports: ports.count)
+    return max((ports.fastest for ports in known), key=lambda ports: ports.count)
 
 
 def _fastest_ports(rdma: Any, used: frozenset[str] | None) -> _NodePorts | None:
@@ -278,20 +280,18 @@ def _fastest_ports(rdma: Any, used: frozenset[str] | None) -> _NodePorts | None:
 
     None if no port is active, or if a port in ``used`` was not discovered.
     """
-    devices = _mappings(rdma.get("devices")) if isinstance(rdma, Mapping) else []
     ports = [
         (f"{device.get('name')}/{port.get('port')}", port)
-        for device in devices
+        for device in _mappings(mapping(rdma).get("devices"))
         for port in _mappings(device.get("ports"))
     ]
-    if used:
-        ports = [(name, port) for name, port in ports if name in used]
-        if {name for name, _ in ports} != used:
-            return None
+    if used and not used <= {name for name, _ in ports}:
+        return None
     active: list[tuple[float, str]] = []  # (Gbit/s, kind) of each active port
-    for _, port in ports:
+    for name, port in ports:
         rate, kind = _RATE.match(str(port.get("rate") or "")), _KIND_BY_LINK_LAYER.get(str(port.get("link_layer")))
-        if port.get("state") == "ACTIVE" and rate and kind and (kind, float(rate[1])) != ("efa", _EFA_UNKNOWN_GBPS):
+        is_used = port.get("state") == "ACTIVE" and (not used or name in used)
+        if is_used and rate and kind and (kind, float(rate[1])) != ("efa", _EFA_UNKNOWN_GBPS):
             active.append((float(rate[1]), kind))
     if not active:
         return None
@@ -302,8 +302,8 @@ def _fastest_ports(rdma: Any, used: frozenset[str] | None) -> _NodePorts | None:
 
 def _tcp_interfaces(nics: Any, names: frozenset[str]) -> TcpInterfaces:
     """The interfaces ``names`` of a node, with their total rate if the rate of each is known."""
-    listed = _mappings(nics.get("interfaces")) if isinstance(nics, Mapping) else []
-    speeds = [nic.get("speed_mbit_s") for nic in listed if nic.get("name") in names]
+    interfaces = _mappings(mapping(nics).get("interfaces"))
+    speeds = [nic.get("speed_mbit_s") for nic in interfaces if nic.get("name") in names]
     readable = [speed for speed in speeds if isinstance(speed, int) and speed > 0]
     gbps = sum(readable) / 1e3 if len(readable) == len(names) else None
     return TcpInterfaces(tuple(sorted(names)), gbps)
@@ -313,13 +313,17 @@ def _algorithms(facts: Iterable[Any]) -> dict[tuple[str, str], str]:
     """NCCL's algorithm by operation and size label, from facts of the role ``algorithms``."""
     algorithms: dict[tuple[str, str], str] = {}
     for fact in facts:
-        for operation, choice in fact.items() if isinstance(fact, Mapping) else ():
-            by_size = choice.get("by_size") if isinstance(choice, Mapping) else None
-            for label, chosen in by_size.items() if isinstance(by_size, Mapping) else ():
-                name = chosen.get("algorithm") if isinstance(chosen, Mapping) else None
+        for operation, choice in mapping(fact).items():
+            for label, chosen in mapping(mapping(choice).get("by_size")).items():
+                name = mapping(chosen).get("algorithm")
                 if isinstance(name, str) and name.isupper():  # other texts are the reason why there is none
                     algorithms.setdefault((operation, label), NCCL_ALGO_NAMES.get(name, name))
     return algorithms
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """The value if it is a mapping; else an empty mapping, since a record may have been edited by hand."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def _mappings(value: Any) -> list[Mapping[str, Any]]:
@@ -328,4 +332,4 @@ def _mappings(value: Any) -> list[Mapping[str, Any]]:
 
 
 def _transport_names(transports: Iterable[tuple[Measurement, Any]]) -> list[str]:
-    return sorted({name for _, value in transports if isinstance(value, Mapping) for name in value})
+    return sorted({name for _, value in transports for name in mapping(value)})

@@ -54,15 +54,11 @@ class MinimumVersions(Frozen):
         track = numbers[: self.track_numbers]
         if len(track) < self.track_numbers:
             raise UnknownVersionError(f"version {version}: too few numbers")
-        minimum_by_track = {  # complete versions, with the prefix of this version
-            _track(name): ".".join([*map(str, prefix), minimum]) for name, minimum in self.tracks.items()
-        }
-        newest = max(minimum_by_track)
-        if track in minimum_by_track:
-            minimum = minimum_by_track[track]
-            return minimum if (*prefix, *numbers) < _numbers(minimum) else ""
-        if track < newest and self.older_tracks == "affected":
-            return minimum_by_track[newest]
+        minimums = {_track(name): minimum for name, minimum in self.tracks.items()}
+        newest = max(minimums)
+        minimum = minimums[newest] if track < newest and self.older_tracks == "affected" else ""
+        if minimum := minimums.get(track, minimum):
+            return ".".join([*map(str, prefix), minimum]) if numbers < _numbers(minimum) else ""
         if track > newest and self.newer_tracks == "fixed":
             return ""
         tracks = ", ".join(self.tracks)

@@ -40,8 +40,8 @@ class NodeLinks:
     """The links of one node. Rates are unidirectional; None: unknown, or no such link.
 
     The node has ``ports`` network ports of ``port_gbps`` Gbit/s each; ``ports_text`` names them. ``nvlink`` (the rate
-    that NCCL's topology search assumes) and ``pcie`` are per GPU in GB/s. ``nvls_busbw``: bus bandwidth of an
-    all-reduce inside one node with NVLS. ``busbw``: the same for GPU models without NVLS.
+    that NCCL's topology search assumes) and ``pcie`` are per GPU in GB/s. ``busbw``: bus bandwidth of an all-reduce
+    inside one node, with NVLS if the GPU model has it (``nvls``).
     """
 
     gpus: int
@@ -50,8 +50,8 @@ class NodeLinks:
     ports_text: str
     nvlink: float | None = None
     pcie: float | None = None
-    nvls_busbw: float | None = None
     busbw: float | None = None
+    nvls: bool = False
 
     @property
     def port_rate(self) -> float:
@@ -159,9 +159,8 @@ def _pcie_bound(operation: str, algorithm: str, ranks: int, nodes: int, node: No
 
 def _hierarchical_bounds(algorithm: str, ranks: int, nodes: int, node: NodeLinks) -> list[NetworkBound]:
     """The bound inside a node: the known busbw of an all-reduce on one node, else NVLink for Tree, else none."""
-    node_busbw = node.busbw if algorithm == "Tree" else node.nvls_busbw or node.busbw
-    if node_busbw:
-        return [NetworkBound(node_busbw, LinkKind.NVLINK, f"an all-reduce inside one node reaches {_gbs(node_busbw)}")]
+    if node.busbw and not (node.nvls and algorithm == "Tree"):
+        return [NetworkBound(node.busbw, LinkKind.NVLINK, f"an all-reduce inside one node reaches {_gbs(node.busbw)}")]
     if not node.nvlink or algorithm != "Tree":
         return []
     ratio = nvlink_to_busbw_ratio("all_reduce", "Tree", ranks, nodes)

@@ -41,7 +41,6 @@ class NetworkLimit(Frozen):
         return self
 
     def applies_to(self, operation: str, fabric: str, nodes: int) -> bool:
-        """Whether the entry is for this operation, kind of network and number of nodes."""
         in_range = self.nodes <= nodes and (self.max_nodes is None or nodes <= self.max_nodes)
         return operation in self.operations and fabric == self.fabric and in_range
 

@@ -32,8 +32,7 @@ class TcpNetwork:
         The algorithm is assumed to be Ring, since other algorithms send less data only on few nodes. For an operation
         without a limit, the limit of the all-reduce is assumed. Raises ValueError for an unknown operation.
         """
-        algorithm = "point to point" if operation in ("all_to_all", "send_receive") else "Ring"
-        bound = network_bound(operation, algorithm, self.nodes, NodeLinks(self.gpus, 1, self.gbps, "TCP"))
+        bound = network_bound(operation, "Ring", self.nodes, NodeLinks(self.gpus, 1, self.gbps, "TCP"))
         if bound is None:
             raise ValueError(f"no formula for {operation} between nodes")
         busbw = bound.value * _limit(operation, self.nodes).warn_below
@@ -44,7 +43,6 @@ class TcpNetwork:
         return OPERATIONS_PER_SIZE * self.operation_s(operation, size)
 
     def too_slow_reason(self, operation: str, size: int) -> str:
-        """Why a size is not timed, as text: its expected seconds and the limit."""
         seconds = f"about {self.size_s(operation, size):.0f} s on a network of {self.gbps:g} Gb/s"
         return f"{format_bytes(size)} takes {seconds} (limit {MAX_SIZE_S:g} s)"
 

@@ -17,8 +17,6 @@ MNNVL = "P2P/MNNVL"  # the transport over NVLink between nodes, as NCCL logs it
 
 
 class _Network(Frozen):
-    """A row of data/networks.yaml."""
-
     name: str
     kind: Kind
     source: str

@@ -132,3 +132,10 @@ class Conclusion:
 def log_ratio(rate: float, reference: float) -> float:
     """Log of rate / reference; a rate of 0 counts as a millionth of the reference."""
     return log(max(rate / reference, 1e-6)) if reference else 0.0
+
+
+def slow_direction(sends: bool, receives: bool) -> Direction | None:
+    """The direction in which a transfer is slow: of two slow ones "both"."""
+    if sends and receives:
+        return "both"
+    return "sends" if sends else "receives" if receives else None

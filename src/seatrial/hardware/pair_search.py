@@ -29,8 +29,10 @@ from seatrial.hardware.pair_rates import (
     SlowRank,
     Stage,
     log_ratio,
+    slow_direction,
 )
 from seatrial.hardware.two_nodes import conclude_two_nodes, two_node_steps
+from seatrial.util.grouping import grouped
 from seatrial.util.quantiles import deviation
 
 Key = TypeVar("Key")
@@ -79,8 +81,7 @@ def pair_search(nodes: Sequence[str], limits: Limits) -> Generator[PairStep, Seq
     for step in _steps("suspects", _with_partners(suspects, good, REPEATS), good):
         rates += yield step
     slow_nodes = list(dict.fromkeys(rank.node for rank in _slow_ranks(rates, first_rounds)))
-    paths = [pair for pair in first_rounds.suspect_paths if not set(slow_nodes) & set(pair)]
-    for step in _steps("paths", _disjoint(paths) * PATH_REPEATS, good):
+    for step in _steps("paths", _disjoint(first_rounds.paths_without(slow_nodes)) * PATH_REPEATS, good):
         rates += yield step
     slow_paths = list(dict.fromkeys(path.pair for path in _slow_paths(rates, first_rounds, slow_nodes)))
     unidirectional = _with_partners(slow_nodes, good, REPEATS) + _disjoint(slow_paths) * REPEATS
@@ -149,6 +150,10 @@ class _FirstRounds:
         self.suspect_nodes = _lowest(rail.suspect_nodes for rail in self.by_rail)[:max_suspects]
         self.suspect_paths = _lowest(rail.suspect_paths for rail in self.by_rail)[:MAX_PATHS]
 
+    def paths_without(self, slow_nodes: Collection[str]) -> list[Pair]:
+        """The suspect paths between nodes that are not slow."""
+        return [pair for pair in self.suspect_paths if set(slow_nodes).isdisjoint(pair)]
+
     def typical(self, values: Sequence[float]) -> float:
         """The median of repeated rates of a suspect, or of their logs; the highest value with ``use_best``."""
         return max(values) if self.limits.use_best else median(values)
@@ -198,10 +203,8 @@ def _slow_nodes(residuals: Mapping[Pair, float], noise: float, limits: Limits) -
 
     ``residuals``: log of rate / healthy rate of each pair. The pairs of a slow node do not count for its partners.
     """
-    by_node: dict[str, dict[Pair, float]] = {}
-    for pair, residual in residuals.items():
-        for node in pair:
-            by_node.setdefault(node, {})[pair] = residual
+    entries = grouped((node, entry) for entry in residuals.items() for node in entry[0])
+    by_node = {node: dict(of_node) for node, of_node in entries.items()}
     slow: dict[str, float] = {}
     scores = {node: fmean(pairs.values()) for node, pairs in by_node.items()}
     while scores:
@@ -283,21 +286,16 @@ def _slow_ranks(rates: Sequence[PairRate], first_rounds: _FirstRounds) -> Iterat
 def _slow_paths(
     rates: Sequence[PairRate], first_rounds: _FirstRounds, slow_nodes: Collection[str]
 ) -> Iterator[SlowPath]:
-    paths = [pair for pair in first_rounds.suspect_paths if not set(slow_nodes) & set(pair)]
+    paths = first_rounds.paths_without(slow_nodes)
     repeated = [rate for rate in rates if rate.stage == "paths"]
     controls = [rate for rate in repeated if rate.pair not in set(paths)]
-    first_rates, repeated_rates = _by_pair(first_rounds.rates), _by_pair(repeated)
+    first_rates, repeated_rates = (
+        grouped((rate.pair, rate) for rate in rates) for rates in (first_rounds.rates, repeated)
+    )
     for pair in paths:
         confirmed = _confirmed_rails(first_rates.get(pair, []), repeated_rates.get(pair, []), controls, first_rounds)
         for rail, deficits in confirmed:
             yield SlowPath(pair, rail, deficits)
-
-
-def _by_pair(rates: Iterable[PairRate]) -> dict[Pair, list[PairRate]]:
-    by_pair: dict[Pair, list[PairRate]] = {}
-    for rate in rates:
-        by_pair.setdefault(rate.pair, []).append(rate)
-    return by_pair
 
 
 def _confirmed_rails(
@@ -345,6 +343,4 @@ class _Directions:
         controls = [rate.gb_s[rail] for rate in self._controls]
         reference = median(controls) if controls else max(sent_rate, received_rate)
         limit = -self._first_rounds.limit(rail, len(sent), len(controls))
-        if log_ratio(sent_rate, reference) < limit:
-            return "both" if log_ratio(received_rate, reference) < limit else "sends"
-        return "receives" if log_ratio(received_rate, reference) < limit else None
+        return slow_direction(log_ratio(sent_rate, reference) < limit, log_ratio(received_rate, reference) < limit)

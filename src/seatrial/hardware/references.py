@@ -77,9 +77,8 @@ class Sku(Frozen):
 class Reference:
     """A reference value and its origin. ``required``: a published minimum, one more limit besides ``fail_below``.
 
-    ``peer_spread``: the spread of the peer group, if the value is the median of the group. If the value is a bound of
-    the network, ``fail_below`` and ``warn_below`` replace the shares of the rule, and ``arithmetic`` is the computation
-    of the bound as text.
+    If the value is a bound of the network, ``fail_below`` and ``warn_below`` replace the shares of the rule, and
+    ``arithmetic`` is the computation of the bound as text.
     """
 
     value: float
@@ -87,7 +86,6 @@ class Reference:
     kind: BasisKind
     name: str
     source: str
-    peer_spread: float | None = None
     required: float | None = None
     warns_only: bool = False  # see ReferenceValue
     runs: int = 0  # number of runs from which a value of the site's baseline was learned
@@ -153,7 +151,6 @@ class PeerGroup:
         return max(OUTLIER_DEVIATIONS, by_chance) * self.spread
 
     def is_low_outlier(self, value: float) -> bool:
-        """Whether ``value`` is significantly below the median."""
         return self.is_comparable and self.median - value > self.outlier_distance
 
 
@@ -174,19 +171,15 @@ def skus() -> tuple[Sku, ...]:
 class References:
     """All reference values, and the properties of the cluster that select among them.
 
-    ``fabric``: kind and rate of the network between nodes, such as roce-8x400, efa or tcp; empty if unknown.
-    ``mig_models``: GPU models in MIG mode. ``site_includes_run``: the site's baseline was learned from the run that is
-    judged. ``cpu_only``: the trial asks for no GPU; judge/limits.py then does not judge the windows of a
-    measurement, since the limits of windows are known for GPU nodes only. ``links`` and ``tcp`` (the TCP network that
-    the trial configures, if any) are inputs of the bound of the network. ``gemm_rates``: data type, such as bf16 → GPU
-    → TFLOP/s that this run measured. ``all_reduce``: its highest busbw of all GPUs in GB/s. ``gpu_bounds``: GPU model →
-    key of a SKU's spec → bound by NVML's facts.
+    ``site_includes_run``: the site's baseline was learned from the run that is judged. ``cpu_only``: the trial asks for
+    no GPU; judge/limits.py then does not judge the windows of a measurement, since the limits of windows are known for
+    GPU nodes only. ``tcp``: the TCP network that the trial configures, if any. ``gemm_rates``: data type, such as bf16
+    → GPU → TFLOP/s that this run measured. ``all_reduce``: its highest busbw of all GPUs in GB/s. ``gpu_bounds``: GPU
+    model → key of a SKU's spec → bound by NVML's facts.
     """
 
     site: Baseline | None = None
     skus: Sequence[Sku] = ()
-    fabric: str = ""
-    mig_models: frozenset[str] = frozenset()
     site_includes_run: bool = False
     cpu_only: bool = False
     links: Links = field(default_factory=Links)
@@ -194,7 +187,6 @@ class References:
     gemm_rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     all_reduce: float | None = None
     gpu_bounds: Mapping[str, Mapping[str, Bound]] = field(default_factory=dict)
-    _cache: dict[tuple[object, ...], Reference | str] = field(default_factory=dict, compare=False, repr=False)
 
     def find(self, key: str, facts: Mapping[str, JsonValue], peers: PeerGroup, unit: str) -> Reference | str:
         """The reference value for ``key`` on the hardware in ``facts``, or the reason why there is none.
@@ -209,7 +201,7 @@ class References:
             return reference
         name = f"{len(peers.values)} subjects on {peers.model}" + (f" in {peers.node}" if peers.node else "")
         source = f"{reference}; a comparison with peers can show that single subjects are slow, but not that all are"
-        return Reference(peers.median, unit, BasisKind.PEERS, name, source, peers.spread)
+        return Reference(peers.median, unit, BasisKind.PEERS, name, source)
 
     def site_or_sku_reference(self, key: str, facts: Mapping[str, JsonValue]) -> Reference | str:
         """The value of the site's baseline or of the SKU data, or the reason why there is none.
@@ -217,10 +209,8 @@ class References:
         With several GPU models: the site's value for exactly these models, else the lowest of their SKU values, if each
         model has one. Results are cached, since thousands of GPUs share a value.
         """
-        gpu, ranks, nodes = facts.get("gpu"), facts.get("world_size"), facts.get("nodes")
-        is_valid = type(gpu) is str and type(ranks) is int and type(nodes) is int  # other values may not be hashable
-        hardware = (gpu, ranks, nodes) if is_valid else (repr(gpu), repr(ranks), repr(nodes))
-        cache_key = (key, self._algorithm(key, facts), str(facts.get("node_gpus")), *hardware)
+        names = ("gpu", "world_size", "nodes", "node_gpus")
+        cache_key = (key, self._algorithm(key, facts), repr([facts.get(name) for name in names]))  # not always hashable
         if (reference := self._cache.get(cache_key)) is None:
             reference = self._cache[cache_key] = self._site_or_sku_reference(key, facts)
         return reference
@@ -241,9 +231,12 @@ class References:
         return (reference,)
 
     @cached_property
+    def _cache(self) -> dict[tuple[str, str, str], Reference | str]:
+        return {}
+
+    @cached_property
     def without_site(self) -> References:
-        """The same references without the site's baseline."""
-        return replace(self, site=None, _cache={})
+        return replace(self, site=None)
 
     def with_ring(self, key: str, facts: Mapping[str, JsonValue], published: Reference) -> Reference | None:
         """The reference of an all-reduce if NCCL used Ring, for a run whose algorithm or ports are unknown; else None.
@@ -261,7 +254,7 @@ class References:
             ratio = network_to_busbw_ratio(operation, "NVLS", ranks, _nodes(facts)) or 1.0
             links = replace(links, ports=RdmaPorts("efa", 1, published.value * ratio * 8))
         links = links.with_algorithm(operation, size, "Ring")
-        reference = replace(self, site=None, links=links, _cache={}).find(key, facts, NO_PEERS, "")
+        reference = replace(self, site=None, links=links).find(key, facts, NO_PEERS, "")
         return reference if isinstance(reference, Reference) else None
 
     def _between_nodes(self, key: str, facts: Mapping[str, JsonValue], reference: Reference | str) -> Reference | str:
@@ -297,7 +290,7 @@ class References:
 
         If a GPU model is unknown: ``sku_reason`` alone, which names the model.
         """
-        models = [self.sku(name) for name in str(facts.get("gpu") or "").split(MODEL_SEPARATOR)]
+        models = self.skus_of(facts)
         matching = [sku for sku in models if isinstance(sku, Sku)]
         if len(matching) < len(models) and key_parts(key)[0] not in EACH_GPU:  # a port's rate needs no GPU model
             return sku_reason
@@ -321,7 +314,7 @@ class References:
         learned = self.site.expected.get(key, ()) if self.site else ()
         # values for several nodes that name no fabric are ignored
         usable = [value for value in learned if value.nodes == 1 or value.fabric]
-        if self.site and (value := _matching_value(usable, facts, gpu, self.fabric)):
+        if self.site and (value := _matching_value(usable, facts, gpu, self.links.fabric)):
             runs = min(value.runs, len(self.site.learned_from))
             kind, name, source = BasisKind.SITE, self.site.name, value.source
             return Reference(value.value, value.unit, kind, name, source, required=value.required, runs=runs)
@@ -334,9 +327,13 @@ class References:
         lowest = min(references, key=lambda reference: reference.value)
         return replace(lowest, name=f"{lowest.name}, slowest of {gpu}") if len(by_model) > 1 else lowest
 
+    def skus_of(self, facts: Mapping[str, JsonValue]) -> list[Sku | str]:
+        """The SKU of each GPU model in the fact ``gpu``, or the reason why there is none."""
+        return [self.sku(name) for name in str(facts.get("gpu") or "").split(MODEL_SEPARATOR)]
+
     def sku(self, gpu: str) -> Sku | str:
         """The SKU with this NVML name, or the reason why there is none."""
-        if MIG_INSTANCE in gpu or gpu in self.mig_models:
+        if MIG_INSTANCE in gpu or gpu in self.links.mig_models:
             return f"MIG enabled on {gpu}: reference values of the whole GPU do not apply to MIG instances"
         return self._sku_by_name.get(gpu) or f"no SKU data for {gpu or 'an unnamed device'}"
 
@@ -351,11 +348,11 @@ class References:
         algorithm, node_gpus = self._algorithm(key, facts), facts.get("node_gpus")
         if key.startswith("transfer.peer_") and isinstance(node_gpus, int) and 1 < sku.gpus_per_bridge < node_gpus:
             return f"an NVLink bridge connects {sku.gpus_per_bridge} {sku.name}, others of the {node_gpus} by PCIe"
-        if value := _matching_value(sku.expected.get(key, ()), facts, "", self.fabric, algorithm):
+        if value := _matching_value(sku.expected.get(key, ()), facts, "", self.links.fabric, algorithm):
             reference = Reference(value.value, value.unit, BasisKind.SKU, sku.name, value.source)
             return replace(reference, required=value.required, warns_only=value.warns_only)
         nodes = facts.get("nodes")
-        fabric = f" over {self.fabric or 'an unknown network'}" if isinstance(nodes, int) and nodes > 1 else ""
+        fabric = f" over {self.links.fabric or 'an unknown network'}" if isinstance(nodes, int) and nodes > 1 else ""
         size = f"{_count_text(facts.get('world_size'), 'GPU')} on {_count_text(nodes, 'node')}"
         return f"{sku.name} has no reference value {key} for {size}{fabric}{f' with {algorithm}' if algorithm else ''}"
 
@@ -380,18 +377,6 @@ class References:
 NO_REFERENCES = References()
 
 
-def select_references(
-    links: Links,
-    site: Baseline | None,
-    *,
-    site_includes_run: bool = False,
-    cpu_only: bool = False,
-    tcp: Fabric | None = None,
-) -> References:
-    """The site's baseline, the SKU data and the inputs of the bound of the network, for a cluster with these links."""
-    return References(site, skus(), links.fabric, links.mig_models, site_includes_run, cpu_only, links, tcp)
-
-
 def _nodes(facts: Mapping[str, JsonValue]) -> int:
     nodes = facts.get("nodes")
     return nodes if type(nodes) is int else 0
@@ -407,8 +392,11 @@ def _matching_value(
 ) -> ReferenceValue | None:
     """The first value for this number of ranks and nodes, GPU model, fabric and algorithm (empty: the first of any)."""
     hardware = (facts.get("world_size"), facts.get("nodes"), gpu)
-    for value in values:
-        is_of_algorithm = not algorithm or value.algorithm in ("", algorithm)
-        if (value.gpus, value.nodes, value.gpu) == hardware and value.fabric in ("", fabric) and is_of_algorithm:
-            return value
-    return None
+    matching = (
+        value
+        for value in values
+        if (value.gpus, value.nodes, value.gpu) == hardware
+        and value.fabric in ("", fabric)
+        and (not algorithm or value.algorithm in ("", algorithm))
+    )
+    return next(matching, None)

@@ -11,7 +11,7 @@ from collections.abc import Generator, Sequence
 from math import ceil, expm1, sqrt
 from statistics import median, pstdev
 
-from seatrial.hardware.pair_rates import Conclusion, Direction, Limits, PairRate, PairStep, SlowPath, log_ratio
+from seatrial.hardware.pair_rates import Conclusion, Limits, PairRate, PairStep, SlowPath, log_ratio, slow_direction
 
 _REPEATS = 3  # measurements of both directions at once, and of each direction
 _FAULT_Z = 3.0  # standard errors
@@ -39,18 +39,13 @@ def conclude_two_nodes(rates: Sequence[PairRate], limits: Limits) -> Conclusion:
     # _FAULT_Z standard errors of a difference of two means
     limit = max(limits.log_deficit, _FAULT_Z * noise * sqrt(2 / _REPEATS))
     healthy, healthy_unidirectional = _upper_quartile(both.typical), _upper_quartile([*sent.typical, *received.typical])
+    references = {both: healthy, sent: healthy_unidirectional, received: healthy_unidirectional}
     paths = []
-    is_complete = min(len(repeated.rates) for repeated in (both, sent, received)) > 1
-    for rail in range(rails if is_complete else 0):
-        slow_both = both.is_slow(rail, healthy, limit)
-        slow_sent = sent.is_slow(rail, healthy_unidirectional, limit)
-        slow_received = received.is_slow(rail, healthy_unidirectional, limit)
-        if not (slow_both or slow_sent or slow_received):
-            continue
-        slow = both if slow_both else sent if slow_sent else received
-        reference = healthy if slow_both else healthy_unidirectional
-        deficits = tuple(-expm1(log_ratio(rate.gb_s[rail], reference)) for rate in slow.rates)
-        paths.append(SlowPath(pair, rail, deficits, _direction(slow_sent, slow_received)))
+    for rail in range(rails if all(len(repeated.rates) > 1 for repeated in references) else 0):
+        slow = [each for each, reference in references.items() if log_ratio(each.typical[rail], reference) < -limit]
+        if slow:
+            deficits = tuple(-expm1(log_ratio(rate.gb_s[rail], references[slow[0]])) for rate in slow[0].rates)
+            paths.append(SlowPath(pair, rail, deficits, slow_direction(sent in slow, received in slow)))
     slow_rails = {path.rail for path in paths}
     healthy_rates = [rate for rail, rate in enumerate(both.typical) if rail not in slow_rails]
     return Conclusion(
@@ -77,18 +72,8 @@ class _Rates:
         ratios = [log_ratio(value, median(values)) for values in by_rail for value in values]
         self.noise = pstdev(ratios) if len(ratios) > 1 and not limits.use_best else 0.0
 
-    def is_slow(self, rail: int, reference: float, limit: float) -> bool:
-        """Whether the rail is slower than ``reference`` (GB/s) by more than ``limit`` on the scale of ``log_ratio``."""
-        return log_ratio(self.typical[rail], reference) < -limit
-
 
 def _upper_quartile(values: Sequence[float]) -> float:
     """The value at the upper quartile; of two values the higher one. Faults hardly change it: they only lower rates."""
     ordered = sorted(values)
     return ordered[ceil(0.75 * (len(ordered) - 1))] if ordered else 0.0
-
-
-def _direction(sends: bool, receives: bool) -> Direction | None:
-    if sends and receives:
-        return "both"
-    return "sends" if sends else "receives" if receives else None

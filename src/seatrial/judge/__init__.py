@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 
@@ -11,7 +10,7 @@ from seatrial.checks.check import Check, Checks
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.hardware import links
 from seatrial.hardware.bounds import bounds_by_model
-from seatrial.hardware.references import References, select_references
+from seatrial.hardware.references import References, skus
 from seatrial.judge import error_counters, retry
 from seatrial.judge.coverage import (
     RecordedPlan,
@@ -168,17 +167,18 @@ def _references(
         for metric in measurement.metrics if data_types.get(measurement.check) else ():
             if (data_type := data_types[measurement.check].get(metric.name)) and metric.value > 0:
                 rates.setdefault(data_type, {})[metric.subject] = metric.value
-    references = select_references(
-        trial_links,
-        site,
-        site_includes_run=site_includes_run,
-        cpu_only=config.cluster.gpus_per_node == 0,
-        tcp=config.cluster.fabric,
-    )
     inventories = links.role_facts("gpus", measurements, checks)
     gpus = [gpu for _, found in inventories if isinstance(found, list) for gpu in found if isinstance(gpu, dict)]
-    return replace(
-        references, gemm_rates=rates, all_reduce=max(busbw, default=None), gpu_bounds=bounds_by_model(gpus), _cache={}
+    return References(
+        site,
+        skus(),
+        site_includes_run=site_includes_run,
+        cpu_only=config.cluster.gpus_per_node == 0,
+        links=trial_links,
+        tcp=config.cluster.fabric,
+        gemm_rates=rates,
+        all_reduce=max(busbw, default=None),
+        gpu_bounds=bounds_by_model(gpus),
     )
 
 

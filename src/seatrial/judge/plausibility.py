@@ -14,7 +14,7 @@ from seatrial.checks.check import Check, Checks
 from seatrial.config.expect import declared_unit
 from seatrial.config.schema import Config
 from seatrial.hardware.bounds import MetricLookup, hardware_bound
-from seatrial.hardware.links import COLLECTIVE
+from seatrial.hardware.links import COLLECTIVE, Links
 from seatrial.hardware.references import MODEL_SEPARATOR, REFERENCE_TOLERANCE, Reference, References, skus
 from seatrial.judge import site_baseline
 from seatrial.judge.groups import Facts
@@ -255,7 +255,7 @@ def _value_errors(value: ReferenceValue, lookup: MetricLookup, references: Refer
         yield f"required {required} is {ratio:.2g} of the value {text}; expected at least {LAX_RATIO:g}"
     if value.nodes > 1 and not value.fabric:
         yield f"{text} is for {value.nodes} nodes, but fabric is missing: set a network class such as roce-8x400"
-    expected = _expected_value(lookup, value.unit, facts, replace(references, fabric=value.fabric, _cache={}))
+    expected = _expected_value(lookup, value.unit, facts, replace(references, links=Links.of_fabric(value.fabric)))
     if expected and value.value < _UNIT_ERROR_RATIO * expected[0]:
         yield f"{text} is 1/{expected[0] / value.value:,.0f} of {expected[1]}: check the unit"
 

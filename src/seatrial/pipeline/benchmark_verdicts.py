@@ -15,7 +15,7 @@ from seatrial.checks.declare import metric
 from seatrial.config.schema import CheckSettings, Cluster, Config, Fabric
 from seatrial.hardware import links
 from seatrial.hardware.bounds import MetricLookup, hardware_bound
-from seatrial.hardware.references import MIG_INSTANCE, MODEL_SEPARATOR, References, Sku, select_references, skus
+from seatrial.hardware.references import MIG_INSTANCE, MODEL_SEPARATOR, References, Sku, skus
 from seatrial.judge import judge
 from seatrial.model import Baseline, Job, Measurement, Metric, Outcome, Phase, Reason, Verdict
 from seatrial.model.benchmark import Bound
@@ -102,7 +102,7 @@ class BenchmarkRun:
         """The reference values that the judge uses."""
         measurement = Measurement(check=self.check.name, subject=NODE, facts=dict(self.facts))
         known = links.read([measurement], {self.check.name: replace(self.check, fact_roles=_LINK_FACTS)})
-        return select_references(known, self.site, tcp=self.fabric)
+        return References(self.site, skus(), links=known, tcp=self.fabric)
 
     def bound(self, reference_key: str, bounded_by: str) -> Bound | None:
         """The largest value that the links of a node allow; None if unknown."""

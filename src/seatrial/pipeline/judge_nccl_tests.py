@@ -14,7 +14,7 @@ from seatrial.config.schema import Fabric
 from seatrial.discover.nccl_tests_output import NcclTestsOutput
 from seatrial.hardware.fabric_model import node_links
 from seatrial.hardware.links import NCCL_ALGO_NAMES
-from seatrial.hardware.network_bounds import default_algorithm, network_bound
+from seatrial.hardware.network_bounds import NodeLinks, default_algorithm, network_bound
 from seatrial.hardware.references import NO_PEERS, Reference, Sku
 from seatrial.judge.limits import MAX_RATIO_OF_BOUND
 from seatrial.model import CLUSTER, Baseline, Metric, Outcome, Reason, UsageError, Verdict, parse_bytes, worst
@@ -367,8 +367,8 @@ class _Candidate:
         hardware, sku = self.hardware, self.sku
         if not (sku and hardware.gpus_per_node and hardware.ports and hardware.port_gbps) or sku.across_nodes:
             return None
-        ports = f"network ports ({hardware.fabric})"
-        node = node_links(sku, hardware.gpus_per_node, hardware.ports, hardware.port_gbps, ports)
+        text = f"network ports ({hardware.fabric})"
+        node = node_links(sku, NodeLinks(hardware.gpus_per_node, hardware.ports, hardware.port_gbps, text))
         nvls = sku.nvls and self.settings.get("NCCL_NVLS_ENABLE") != "0"
         usual = default_algorithm(self.operation, self.nodes, nvls=nvls)
         algorithm = NCCL_ALGO_NAMES.get(self.algorithm, self.algorithm) or usual

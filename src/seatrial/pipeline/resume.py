@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from seatrial import report
+from seatrial.checks import catalog
 from seatrial.launch import cancel_earlier_jobs, runs_as_root, select_launcher
-from seatrial.model import Machine, Measurement, SeatrialError, Trial, Why
+from seatrial.model import Job, Machine, Measurement, SeatrialError, Trial, Why
 from seatrial.pipeline.plan import Plan
 from seatrial.pipeline.planned_jobs import plan_request
 from seatrial.pipeline.results import TrialResults
@@ -82,6 +84,9 @@ def remaining_plan(plan: Plan, results: TrialResults, this_host: ThisHost, nodes
         results.measurements = [measurement for measurement in results.measurements if measurement.check not in partial]
         results.retries = [measurement for measurement in results.retries if measurement.check not in partial]
     remaining = startable_plan(results.run_dir.request, this_host, nodes, done)
+    remaining = replace(
+        remaining, jobs=tuple(_without_measured_time(job, results.run_dir.path) for job in remaining.jobs)
+    )
     if remaining.jobs or remaining.not_run:
         results.display.show_plan(
             remaining.jobs,
@@ -91,6 +96,15 @@ def remaining_plan(plan: Plan, results: TrialResults, this_host: ThisHost, nodes
             as_root=runs_as_root(results.settings),
         )
     return remaining
+
+
+def _without_measured_time(job: Job, run_dir: Path) -> Job:
+    """Return the job; the typical duration of its checks does not include what earlier sessions measured."""
+    rest = {
+        name: max(0.0, seconds - catalog()[name].measured_s(run_dir / "artifacts" / name))
+        for name, seconds in job.typical.items()
+    }
+    return job.model_copy(update={"typical": rest})
 
 
 def completed_checks(plan: Plan, measurements: Sequence[Measurement]) -> list[str]:

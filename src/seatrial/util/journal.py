@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from seatrial.util.files import atomic_write
 from seatrial.util.input_files import MAX_LINE_BYTES, MAX_RECORD_BYTES, open_file, parse_json, read_bytes
 
 Record = dict[str, Any]
@@ -99,6 +100,17 @@ def read(path: Path) -> tuple[list[Record], list[str]]:
         except ValueError as problem:
             warnings.append(f"{path}:{number}: damaged record ignored: {problem}")
     return records, warnings
+
+
+def truncate(path: Path, count: int) -> None:
+    """Keep the first ``count`` records of a journal, and all lines that are not as they were written."""
+    kept = []
+    for line in path.read_bytes().splitlines(keepends=True):
+        is_intact = _is_intact(line)
+        if count or not is_intact:
+            kept.append(line)
+            count -= is_intact
+    atomic_write(path, b"".join(kept))
 
 
 def with_new_digests(original: bytes, changed: bytes) -> bytes:

@@ -14,7 +14,7 @@ from seatrial.checks.declare import Value
 from seatrial.checks.fabric._collective import CHANNELS_PER_PEER, NET_PEER_CHANNELS, _Modes
 from seatrial.checks.fabric._sizes import MANY_NODES, CollectiveOptions
 from seatrial.hardware.links import Links, RdmaPorts
-from seatrial.hardware.references import select_references
+from seatrial.hardware.references import References, skus
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Metric, Outcome
 from tests.checks.training.check_helpers import make_context
@@ -58,6 +58,8 @@ def test_only_the_size_of_this_number_of_nodes_has_a_verdict(nodes: int, judged:
     metrics = tuple(Metric(name=name, value=value, unit="GB/s", subject="cluster") for name, value in values.items())
     measurement = Measurement(check="collectives.all_gather", subject="n0/gpu0", metrics=metrics, facts=facts)
     links = Links(network="rdma", ports=RdmaPorts("ib", 8, 400.0))
-    found = judge_check(catalog()["collectives.all_gather"], [measurement], {}, "t", select_references(links, None))
+    found = judge_check(
+        catalog()["collectives.all_gather"], [measurement], {}, "t", References(None, skus(), links=links)
+    )
     outcomes = {verdict.metric: verdict.outcome for verdict in found if verdict.metric.startswith("busbw")}
     assert outcomes == {judged: Outcome.PASS}

@@ -17,7 +17,7 @@ from seatrial.checks.fabric._sizes import CollectiveOptions
 from seatrial.checks.fabric.collectives import CHECKS
 from seatrial.hardware.links import Links, RdmaPorts
 from seatrial.hardware.network_time import TcpNetwork
-from seatrial.hardware.references import select_references
+from seatrial.hardware.references import References, skus
 from seatrial.judge.rules import judge_check
 from seatrial.model import BasisKind, Fact, Measurement, Metric, Outcome, SeatrialError, Verdict
 
@@ -108,7 +108,7 @@ def verdict(metric: str, value: float, nodes: int, links: Links = IB) -> Verdict
     if nodes > 1:
         metrics.append(Metric(name="wrong_elements_ring", value=0, unit="count", subject="cluster"))
     measurement = Measurement(check=CHECK.name, subject="n0/gpu0", metrics=tuple(metrics), facts=facts)
-    found = judge_check(CHECK, [measurement], {}, "t", select_references(links, None))
+    found = judge_check(CHECK, [measurement], {}, "t", References(None, skus(), links=links))
     return next((each for each in found if each.metric == metric), None)
 
 

@@ -134,4 +134,4 @@ def test_all_ranks_skip_without_peers(runs: Runs) -> None:
     ],
 )
 def test_majority_of_a_model(models: str, digests: str, ranks: str) -> None:
-    assert mismatching_ranks(models, digests) == set(map(int, ranks))
+    assert mismatching_ranks(models, {"fp32": tuple(digests)}) == set(map(int, ranks))

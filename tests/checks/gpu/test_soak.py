@@ -86,6 +86,15 @@ def test_rounds_fill_the_budget_and_the_report_states_the_rare_faults(
     (insight,) = trial_insights(resolve("burn-in", environ={}, schemas=catalog()).config, [measurement], catalog())
     seen: Any = insight.values["seen"]
     assert seen["1"] == pytest.approx(13.93, abs=0.01)  # 1 - exp(-0.15)
+    assert "a GPU shows once" in insight.text
+
+
+def test_the_rare_faults_of_a_run_without_gpus_are_those_of_cpus() -> None:
+    measurement = Measurement(
+        check="device.soak", subject="cluster", rank=0, facts={"gpu": None, HOURS_UNDER_LOAD: 1.0}
+    )
+    (insight,) = trial_insights(resolve("burn-in", environ={}, schemas=catalog()).config, [measurement], catalog())
+    assert "GPU" not in insight.text
 
 
 @pytest.mark.parametrize(
@@ -125,6 +134,26 @@ def test_resume_continues_with_the_rest_of_the_budget(tmp_path: Path, monkeypatc
     measurement = run(tmp_path)
     assert rounds.count == measurement.facts["rounds"] == 6
     assert bad(measurement) == {"errors_before_resume": Outcome.FAIL, "warnings_before_resume": Outcome.WARN}
+    assert measurement.facts["unreadable_lines"] == {"rounds.rank0.jsonl": 1}
+
+
+def test_the_record_of_each_resume_counts_the_damaged_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = Rounds(monkeypatch)
+    first, path = run(tmp_path), tmp_path / "rounds.rank0.jsonl"
+    assert first.facts["unreadable_lines"] == {}
+    assert "not compared" not in str(first.facts["method"])
+    lines = path.read_text().splitlines()
+    lines[1] = lines[1].replace('"losses": "a"', '"losses": "b"')  # no longer what its SHA-256 states
+    path.write_text("\n".join(lines))
+    # Another rank has completed 3 rounds: the surplus ones of this rank are dropped, its damaged line stays in the file
+    monkeypatch.setattr(rank, "gather", lambda each: [each, 3] if type(each) is int else [each])
+    rounds.count = 3
+    for _ in range(2):
+        measurement = run(tmp_path)
+        assert measurement.facts["unreadable_lines"] == {"rounds.rank0.jsonl": 1}
+        assert measurement.facts["rounds"] == 6
+        assert "1 of rounds.rank0.jsonl" in str(measurement.facts["method"])
+        rounds.count = 3
 
 
 def soak_device(out: Path, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -27,8 +27,7 @@ class Node:
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root, self.rows, self.paths, self.tools = root, list[str](), dict[str, str](), Tools()
         self.commands: list[list[str]] = []
-        monkeypatch.setattr(filesystem_quota.read_quota, "__defaults__", (1, self.run))
-        monkeypatch.setattr(filesystem_quota.read_storage_targets, "__defaults__", (self.run,))
+        monkeypatch.setattr(filesystem_quota, "run_command", self.run)
 
     def mount(self, tier: str, kind: str, options: str, source: str = "server:/x") -> None:
         path = self.root / tier

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from seatrial.checks.host import load
 from seatrial.checks.host.load import CHECK
-from seatrial.model import Outcome, SeatrialError
+from seatrial.model import Outcome
 from tests.fakes.slurm import judge, run_check
 
 
@@ -47,16 +49,16 @@ def test_rule(gpu_node: str, value: float, outcome: Outcome, tmp_path: Path) -> 
     assert [verdict.outcome for verdict in judge(CHECK, changed)] == [outcome]
 
 
-@pytest.mark.parametrize("text", ["", "intr 1 2 3 4\n", "cpu a b c d\n"])
-def test_unreadable_stat(text: str, tmp_path: Path) -> None:
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc" / "stat").write_text(text)
-    with pytest.raises(SeatrialError):
-        load._cpu_time(tmp_path)
+def test_waiting_for_io_and_guests_are_not_counted_as_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first line of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal, guest, guest_nice."""
+    (tmp_path / "stat").write_text("cpu  300 100 100 5000 1000 50 50 0 200 100\n")
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    ticks_per_s = os.sysconf("SC_CLK_TCK")
+    assert load._cpu_time() == pytest.approx((600 / ticks_per_s, 6600 / ticks_per_s))
 
 
 def test_times_that_do_not_increase_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "_cpu_time", lambda _root: (5, 100))
+    monkeypatch.setattr(load, "_cpu_time", lambda: (5, 100))
     measured = run_check(CHECK, tmp_path)
     assert measured.metrics == ()
     assert "100" in str(measured.error)

@@ -7,7 +7,7 @@ import pytest
 from seatrial.checks.check import Context
 from seatrial.checks.host.versions import CHECK
 from seatrial.discover import versions
-from seatrial.discover.versions import ComponentVersions, InstalledVersion
+from seatrial.discover.versions import InstalledVersion, InstalledVersions
 from seatrial.judge.rules import judge_check
 from seatrial.model import Outcome, Verdict
 from seatrial.worker import measure
@@ -22,19 +22,16 @@ CURRENT = {
 }
 
 
-def installed(**changes: str) -> dict[str, ComponentVersions]:
-    found = {
-        name: ComponentVersions(versions=(InstalledVersion(version=version),))
-        for name, version in (CURRENT | changes).items()
-    }
+def installed(**changes: str) -> dict[str, InstalledVersions]:
+    found = {name: [InstalledVersion(version=version)] for name, version in (CURRENT | changes).items()}
     return {**found, "nic_firmware": nics("28.46.3008", "28.46.3008")}
 
 
-def nics(*firmware: str, model: str = "MT4129") -> ComponentVersions:
+def nics(*firmware: str, model: str = "MT4129") -> InstalledVersions:
     devices = (
         InstalledVersion(version=version, place=f"mlx5_{index}", model=model) for index, version in enumerate(firmware)
     )
-    return ComponentVersions(versions=tuple(devices))
+    return [*devices]
 
 
 class Node:
@@ -103,13 +100,13 @@ def test_one_nic_with_older_firmware(node: Node) -> None:
 @pytest.mark.parametrize(
     ("component", "found"),
     [
-        ("runc", ComponentVersions(reason="runc is not in PATH")),
-        ("runc", ComponentVersions(versions=(InstalledVersion(version="1.1.12-0ubuntu2~22.04.1"),))),
-        ("driver", ComponentVersions(versions=(InstalledVersion(version="610.43.02"),))),
+        ("runc", "runc is not in PATH"),
+        ("runc", [InstalledVersion(version="1.1.12-0ubuntu2~22.04.1")]),
+        ("driver", [InstalledVersion(version="610.43.02")]),
         ("nic_firmware", nics("2.1", model="EFA")),
     ],
 )
-def test_an_unknown_version_is_skipped_with_its_reason(node: Node, component: str, found: ComponentVersions) -> None:
+def test_an_unknown_version_is_skipped_with_its_reason(node: Node, component: str, found: InstalledVersions) -> None:
     node.installed[component] = found
     verdict = node.verdicts()[f"{component}_outdated"]
     assert verdict.outcome is Outcome.SKIP

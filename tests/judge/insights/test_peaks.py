@@ -11,6 +11,7 @@ from tools.records import record_path, record_paths
 
 from seatrial.checks import catalog
 from seatrial.config.schema import CheckSettings, Config
+from seatrial.hardware.links import Links
 from seatrial.hardware.references import References, Sku, Spec, skus
 from seatrial.judge import judge
 from seatrial.judge.insights.peaks import achieved_over_peak
@@ -46,7 +47,8 @@ def gemm(value: float, subject: str, gpu: str | None = "NVIDIA H200", dtype: str
 
 
 def insights(*measurements: Measurement, mig_models: frozenset[str] = frozenset()) -> list[Insight]:
-    return list(achieved_over_peak(measurements, catalog(), References(None, skus(), mig_models=mig_models)))
+    references = References(None, skus(), links=Links(mig_models=mig_models))
+    return list(achieved_over_peak(measurements, catalog(), references))
 
 
 def test_insight_of_one_gpu_names_peak_ratio_and_source() -> None:

@@ -41,8 +41,7 @@ def is_rejected(rng: np.random.Generator, speed: float, noise: float, samples: i
 
 @pytest.mark.parametrize(("noise", "samples"), [(0.02, 20), (0.03, 10), (0.05, 40), (0.003, 10)])
 def test_detectable_slowdown_is_rejected_in_draws(noise: float, samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seatrial.hardware.references.skus", lambda: (Sku.model_validate(SKU.model_dump()),))
-    monkeypatch.setattr("seatrial.judge.select_references", lambda links, site, **_: References(site, (SKU,)))
+    monkeypatch.setattr("seatrial.judge.skus", lambda: (Sku.model_validate(SKU.model_dump()),))
     rng, draws, slowdown = np.random.default_rng(0), 200, detectable_slowdown(0.9, noise, samples)
     assert sum(is_rejected(rng, 1 - slowdown, noise, samples) for _ in range(draws)) >= 0.97 * draws
     assert not any(is_rejected(rng, 1.0, noise, samples) for _ in range(draws))

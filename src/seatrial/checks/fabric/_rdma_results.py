@@ -71,7 +71,7 @@ class RailPath:
         try:
             text = result.client.out
             is_bandwidth = self.tool == perftest.BANDWIDTH_TOOL
-            value = perftest.parse_bandwidth(text) if is_bandwidth else perftest.parse_latency(text).typical
+            value = perftest.parse_bandwidth(text) if is_bandwidth else perftest.parse_latency(text)
         except ValueError as error:
             reasons = {node: _failure_reason(program) for node, program in result_by_node.items()}
             texts = [f"{node}: {reason}" for node, reason in reasons.items() if reason]

@@ -95,7 +95,6 @@ def measure(context: Context, options: BurnOptions) -> Answers:
 
 
 def _throughput_observations(result: BurnResult, flop: int, subject: str) -> Answers:
-    """Yield TFLOP/s, drift (%), the number of changed products and the curve of TFLOP/s over seconds."""
     timing = result.timing
     end_times, tflops = _curve(timing.windows, timing.per_window, flop)
     yield value("tflops.sustained", tflops)._replace(value=flop / fmean(timing.windows) / 1e12)
@@ -106,7 +105,7 @@ def _throughput_observations(result: BurnResult, flop: int, subject: str) -> Ans
 
 
 def _curve(windows: Sequence[float], per_window: int, flop: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return two tuples of at most MAX_CURVE_POINTS values: end times in seconds since the start, and TFLOP/s.
+    """Two tuples of at most MAX_CURVE_POINTS values: end times in seconds since the start, and TFLOP/s.
 
     Each point is the mean of neighbouring ``windows``, which have seconds per product. ``flop``: of one product.
     """

@@ -7,6 +7,7 @@ training (arXiv 2407.21783, table 5).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from pydantic import Field
@@ -47,7 +48,7 @@ def measure(context: Context, options: DigestOptions) -> Answers:
         raise NotApplicable(f"no two devices have the same model and libraries: {listing}")
     dtypes = DTYPES[device["backend"]]
     rounds = [_run_round(context, options, dtypes)]
-    if _ranks_with_mismatch(models, rounds[0]):
+    if mismatching_ranks(models, rounds[0]):
         context.progress("digests differ: second round")
         rounds.append(_run_round(context, options, dtypes))
     devices = rank.describe_devices(context.device)
@@ -70,28 +71,28 @@ def _run_round(context: Context, options: DigestOptions, dtypes: Sequence[str]) 
     return {dtype: tuple(rank_digests[dtype] for rank_digests in digests_by_rank) for dtype in dtypes}
 
 
-def _ranks_with_mismatch(models: Sequence[str], digests_by_dtype: DigestsByDtype) -> set[int]:
-    """Return the ranks whose digest of at least one dtype is a mismatch."""
-    return set[int]().union(*(mismatching_ranks(models, digests) for digests in digests_by_dtype.values()))
-
-
-def mismatching_ranks(models: Sequence[str], digests: Sequence[str]) -> set[int]:
-    """Return the ranks whose digest differs from the majority of their model.
+def mismatching_ranks(models: Sequence[str], digests_by_dtype: DigestsByDtype) -> set[int]:
+    """The ranks whose digest of at least one dtype differs from the majority of their model.
 
     If a model has no majority, all its ranks are returned.
     """
-    majorities = _majorities(models, digests)
-    return {rank for rank, digest in enumerate(digests) if digest != majorities[models[rank]]}
+    majorities = {dtype: _majorities(models, digests) for dtype, digests in digests_by_dtype.items()}
+    return {
+        rank
+        for dtype, digests in digests_by_dtype.items()
+        for rank, digest in enumerate(digests)
+        if digest != majorities[dtype][models[rank]]
+    }
 
 
 def _majorities(models: Sequence[str], digests: Sequence[str]) -> dict[str, str | None]:
-    """Return model → the digest that more than half of its devices have; None without a majority."""
+    """Model → the digest that more than half of its devices have; None without a majority."""
     return {model: majority(of_model) for model, of_model in grouped(zip(models, digests, strict=True)).items()}
 
 
 def _compare_digests(models: Sequence[str], subjects: Sequence[str], rounds: Sequence[DigestsByDtype]) -> Answers:
     """Yield the number of rounds with a mismatch of each rank, and facts on models and digests."""
-    mismatching_by_round = [_ranks_with_mismatch(models, digests_by_dtype) for digests_by_dtype in rounds]
+    mismatching_by_round = [mismatching_ranks(models, digests_by_dtype) for digests_by_dtype in rounds]
     uncompared = [subject for subject, model in zip(subjects, models, strict=True) if models.count(model) == 1]
     for rank, subject in enumerate(subjects):
         if subject in uncompared:
@@ -112,7 +113,7 @@ def _compare_digests(models: Sequence[str], subjects: Sequence[str], rounds: Seq
         {
             "rounds": len(rounds),
             "dtypes": used_dtypes,
-            "models": {model: models.count(model) for model in majorities},
+            "models": dict(sorted(Counter(models).items())),
             "matching_digests": majorities,
             "method": f"chain of seeded matrix products in {', '.join(used_dtypes)}; SHA-256 over the bit sums of "
             "every product; digests compared between all devices of one model; the fact matching_digests allows "

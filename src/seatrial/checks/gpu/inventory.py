@@ -28,6 +28,13 @@ _HARDWARE_SLOWDOWN = {"hardware slowdown", "hardware thermal slowdown", "hardwar
 _REQUIRED = re.compile(
     r"ecc_|rows_|pcie_width|nvlinks\[\d+]$|fabric|clocks_event_reasons|power_(limit|default)|memory_|processes"
 )
+# Field of GpuFacts → fact, where their names differ
+_FACT_NAMES = {
+    "failed_gpus": "gpus_lost",
+    "permission_denied": "gpus_permission_denied",
+    "pci_devices": "pci_gpus",
+    "not_assigned": "pci_gpus_not_assigned",
+}
 _NO_REASON = "no reason from NVML (for NVLinks: all links may be down, or no NVLink bridge is installed)"
 
 
@@ -66,21 +73,11 @@ def measure(context: Context, _options: Options) -> Answers:
 
 
 def _inventory_facts(inventory: GpuFacts) -> dict[str, Any]:
-    """Return the fields of the inventory that are not empty; some state why GPUs are missing."""
-    values = {
-        "driver": inventory.driver,
-        "cuda_driver": inventory.cuda_driver,
-        "nvml_unavailable": inventory.nvml_unavailable,
-        "gpus_lost": list(inventory.failed_gpus),
-        "gpus_permission_denied": list(inventory.permission_denied),
-        "pci_gpus": list(inventory.pci_devices),
-        "pci_gpus_not_assigned": list(inventory.not_assigned),
+    recorded = inventory.model_dump(mode="json", exclude_none=True)
+    values = {_FACT_NAMES.get(field, field): value for field, value in recorded.items()} | {
         "pci_gpus_not_usable": list(inventory.unusable_pci_devices),
-        "topology": [list(row) for row in inventory.topology],
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "cuda_order": discover.cuda_order_warning(inventory, os.environ),
-        "unreadable": dict(inventory.unreadable),
-        "gpus": [gpu.model_dump(mode="json", exclude_none=True) for gpu in inventory.gpus],
     }
     return {name: value for name, value in values.items() if value not in (None, [], {})}
 
@@ -113,7 +110,7 @@ def _gpu_metrics(gpu: Gpu, gpus: Sequence[Gpu], foreign: list[JsonValue], subjec
 
 
 def _readings(gpu: Gpu, same_model: Sequence[Gpu]) -> dict[str, tuple[str, float | None]]:
-    """Return metric → the field of ``gpu`` that it needs, and its value; None: not readable or not supported."""
+    """Metric → the field of ``gpu`` that it needs, and its value; None: not readable or not supported."""
     remapped_rows = (gpu.rows_remapped_correctable, gpu.rows_remapped_uncorrectable)
     repair = "retirement_pending" if "remap_pending" in gpu.unsupported else "remap_pending"
     reasons = gpu.clocks_event_reasons
@@ -149,7 +146,7 @@ def _shortfall(value: float | None, maximum: float | None) -> float | None:
 
 
 def _foreign_processes(gpus: Sequence[Gpu]) -> dict[int, list[JsonValue]]:
-    """Return GPU → its compute processes that are neither this worker nor its children; ``memory`` in bytes."""
+    """GPU → its compute processes that are neither this worker nor its children; ``memory`` in bytes."""
     import psutil
 
     worker = psutil.Process()

@@ -45,7 +45,6 @@ def measure(context: Context, _options: Options) -> Answers:
 
 @cache
 def _hardware_xids() -> dict[int, str]:
-    """Return the meaning of each hardware Xid by its number."""
     catalog = data_files.read("xid_catalog.yaml")["xids"]
     return {xid["xid"]: xid["meaning"] for xid in catalog if xid["immediate"] in _HARDWARE_ACTIONS}
 

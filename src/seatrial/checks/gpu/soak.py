@@ -28,7 +28,6 @@ from seatrial.hardware.error_counters import counter_definitions
 from seatrial.model import Frozen, Phase, Scope, SeatrialError, Series, parse_bytes
 from seatrial.model.telemetry import THROTTLE_REASONS
 from seatrial.util import journal
-from seatrial.util.files import atomic_write
 
 if TYPE_CHECKING:
     from seatrial.telemetry.error_counts import ErrorCounts
@@ -103,7 +102,7 @@ def measure(context: Context, options: SoakOptions) -> Answers:
 
     device = f"{context.gpu_uuid or context.node}, {compute.describe_arithmetic(context.device)}"
     path = context.artifacts_dir / f"rounds.rank{context.rank}.jsonl"
-    rounds = _earlier_rounds(path, device)
+    rounds, unreadable = _earlier_rounds(path, device)
     earlier = len(rounds)
     load = None
     with ExitStack() as stack:
@@ -131,20 +130,26 @@ def measure(context: Context, options: SoakOptions) -> Answers:
     hours = sum(each.load_s for each in rounds) / 3600
     yield fact(HOURS_UNDER_LOAD, min(rank.gather(hours)))
     yield fact("rounds", len(rounds))
+    yield fact("unreadable_lines", unreadable)
+    lost = ", ".join(f"{count} of {name}" for name, count in unreadable.items())
     yield fact(
         "method",
         f"{len(rounds)} rounds of {fmean(each.seconds for each in rounds):.0f} s, {earlier} of them in earlier "
         "sessions: matrix products, copy and pattern test of the memory, all-reduce on all ranks, and a training on "
-        "each rank alone with the same seed and batches in each round; losses and gradient norms compared bit by bit "
-        "with the first round",
+        "each rank alone with the same seed and batches in each round; losses and gradient norms of these rounds "
+        "compared bit by bit with the first of them"
+        + (f"; not compared: rounds of earlier sessions whose lines are cut or changed: {lost}" if lost else ""),
     )
 
 
-def _earlier_rounds(path: Path, device: str) -> list[Round]:
-    """The rounds that earlier sessions completed on all ranks; the journal ``path`` keeps only these."""
+def _earlier_rounds(path: Path, device: str) -> tuple[list[Round], dict[str, int]]:
+    """The rounds that earlier sessions completed on all ranks, and file → number of its lines that are unreadable.
+
+    The journal ``path`` keeps only these rounds and lines.
+    """
     from seatrial.bench import rank
 
-    records, _warnings = journal.read(path) if path.exists() else ([], [])
+    records, warnings = journal.read(path)
     rounds = [Round.model_validate({name: record[name] for name in Round.model_fields}) for record in records]
     others = sorted({each.device for each in rounds} - {device})
     if reasons := [text for text in rank.gather("; ".join(others) and f"{'; '.join(others)} ({path})") if text]:
@@ -154,8 +159,14 @@ def _earlier_rounds(path: Path, device: str) -> list[Round]:
         )
     rounds = rounds[: min(rank.gather(len(rounds)))]
     if len(rounds) < len(records):
-        atomic_write(path, "".join(journal.record_line(each.model_dump(mode="json")) for each in rounds).encode())
-    return rounds
+        journal.truncate(path, len(rounds))
+    return rounds, {name: count for name, count in rank.gather((path.name, len(warnings))) if count}
+
+
+def _measured_s(artifacts_dir: Path) -> float:
+    """Seconds of the rounds that earlier sessions completed on all ranks."""
+    journals = map(journal.read, artifacts_dir.glob("rounds.rank*.jsonl"))
+    return min((sum(record["seconds"] for record in records) for records, _ in journals), default=0.0)
 
 
 def _is_done(context: Context, options: SoakOptions, rounds: Sequence[Round]) -> bool:
@@ -248,7 +259,6 @@ def _errors_by_level(counts: ErrorCounts) -> dict[str, int]:
 
 
 def _results(rounds: Sequence[Round], earlier: int) -> Answers:
-    """Yield the wrong results of this rank, each with the rounds (from 1) that have one."""
     wrong = [each.wrong_results(rounds[0]) for each in rounds]
     counts = {name: [each[name] for each in wrong] for name in wrong[0]} | {
         "errors_before_resume": [each.errors["FAIL"] for each in rounds[:earlier]],
@@ -269,7 +279,6 @@ def _bad_rounds(numbers: Sequence[int]) -> dict[str, JsonValue] | None:
 
 
 def _trends(context: Context, rounds: Sequence[Round]) -> Answers:
-    """Yield, for each kind of work, the loss of speed from the first to the last third, and the curve."""
     from seatrial.bench.timing import drift
 
     ends = tuple(sum(each.load_s for each in rounds[: number + 1]) / 3600 for number in range(len(rounds)))
@@ -283,7 +292,6 @@ def _trends(context: Context, rounds: Sequence[Round]) -> Answers:
 
 
 def _heat(rounds: Sequence[Round], load: GpuLoad) -> Answers:
-    """Yield the highest temperature, and the share of load samples with reduced clocks."""
     temperatures = [each.temperature_c for each in rounds if each.temperature_c is not None]
     throttled, samples = (sum(each.throttled[index] for each in rounds) for index in (0, 1))
     if temperatures:
@@ -380,4 +388,5 @@ CHECK = Check(
     ),
     limit_s=600.0,
     options=SoakOptions,
+    measured_s=_measured_s,
 )

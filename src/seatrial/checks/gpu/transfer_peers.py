@@ -5,8 +5,7 @@ One process per node copies for all pairs, one pair at a time, so that pairs do 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from seatrial.checks.check import Check, Context, Needs, Options, Seconds, SkipIf, facts
 from seatrial.checks.declare import Answers, fact, metric, value
@@ -14,6 +13,7 @@ from seatrial.hardware.links import BIDIRECTIONAL
 from seatrial.model import NotApplicable, Phase, Scope, format_bytes
 
 if TYPE_CHECKING:
+    from seatrial.bench.timing import DeviceTiming
     from seatrial.bench.transfer import PeerCopy
 
 
@@ -41,33 +41,25 @@ def measure(context: Context, options: PeerOptions) -> Answers:
         copies = transfer.time_peer_copies(len(gpus), options.seconds, context.progress)
         rank.release_memory(context.device)
     rank.store_barrier()
-    copied_gb = transfer.PEER_SIZE / 1e9
-    for copy in copies:
-        subject = f"{context.node}/{gpus[copy.source]}->{gpus[copy.target]}"
-        evidence = {"peer access": "yes" if copy.peer_access else "no"}
-        yield value("unidirectional", copy.unidirectional.rates(copied_gb), subject, evidence=evidence)
-        yield value("bidirectional", copy.bidirectional.rates(2 * copied_gb), subject, evidence=evidence)
     if copies:
-        unidirectional = {(copy.source, copy.target): copy.unidirectional.rate(copied_gb) for copy in copies}
-        bidirectional = {(copy.source, copy.target): copy.bidirectional.rate(2 * copied_gb) for copy in copies}
-        yield fact("unidirectional_matrix", _matrix(gpus, unidirectional))
-        yield fact("bidirectional_matrix", _matrix(gpus, bidirectional))
+        for name, copied_gb in (
+            ("unidirectional", transfer.PEER_SIZE / 1e9),
+            ("bidirectional", transfer.PEER_SIZE / 5e8),
+        ):
+            rows: list[list[float | None]] = [[None] * len(gpus) for _ in gpus]  # None on the diagonal
+            for copy in copies:
+                timing: DeviceTiming = getattr(copy, name)
+                subject = f"{context.node}/{gpus[copy.source]}->{gpus[copy.target]}"
+                evidence = {"peer access": "yes" if copy.peer_access else "no"}
+                yield value(name, timing.rates(copied_gb), subject, evidence=evidence)
+                rows[copy.source][copy.target] = round(timing.rate(copied_gb), 1)
+            yield fact(f"{name}_matrix", {"gpus": gpus, "gb_s": rows})  # from the GPU of the row to that of the column
         yield fact(
             "method",
             f"copies of {format_bytes(transfer.PEER_SIZE)} from each GPU to each other, one pair at a time, "
             "timed with CUDA events; bidirectional: copies in both directions on two streams, synchronized at the "
             "ends of a window, sum of both",
         )
-
-
-def _matrix(gpus: list[str], gb_s: Mapping[tuple[int, int], float]) -> dict[str, Any]:
-    """Return GB/s from the GPU of the row to the GPU of the column; None on the diagonal.
-
-    ``gb_s``: (index of the source, index of the target) → GB/s.
-    """
-    indices = range(len(gpus))
-    rows = [[None if source == target else round(gb_s[source, target], 1) for target in indices] for source in indices]
-    return {"gpus": gpus, "gb_s": rows}
 
 
 _FIX = (

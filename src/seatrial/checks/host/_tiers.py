@@ -50,7 +50,6 @@ UNKNOWN_TIERS = metric(
 
 @cache
 def tiers() -> dict[str, Tier]:
-    """Name → tier."""
     return {name: Tier(**row) for name, row in data_files.read("filesystem_tiers.yaml")["tiers"].items()}
 
 

@@ -18,7 +18,7 @@ from seatrial.checks.check import Check, Context, facts
 from seatrial.checks.declare import Answer, Answers, absent, forbidden, metric, rule, value, warning
 from seatrial.checks.host import _tiers
 from seatrial.checks.host._tiers import TierOptions, tiers
-from seatrial.discover.file_readers import read_text
+from seatrial.discover.file_readers import read_or_none, read_text
 from seatrial.discover.filesystem_quota import MAX_TARGET_USED_PERCENT
 from seatrial.model import Outcome, Phase, Scope, format_bytes
 from seatrial.util.text import error_text, printable
@@ -35,8 +35,6 @@ class ClientOptions(TierOptions):
 
 
 class TierFilesystem(NamedTuple):
-    """The filesystem of one tier on this node."""
-
     path: str
     mount: MountEntry
     kind: FilesystemKind
@@ -48,14 +46,9 @@ def measure(context: Context, options: ClientOptions) -> Answers:
 
     paths = options.paths or _tiers.default_paths(str(context.artifacts_dir), os.environ)
     mounts = filesystem.mountinfo(read_text(context.root / "proc/self/mountinfo"))
-    found: dict[str, TierFilesystem] = {}
-    not_found: dict[str, str] = {}  # tier → path and reason
-    for name, path in paths.items():
-        result = _filesystem_at(path, bool(options.paths), mounts, context.root)
-        if isinstance(result, str):
-            not_found[name] = f"{printable(path)}: {result}"
-        else:
-            found[name] = result
+    results = {name: _filesystem_at(path, bool(options.paths), mounts, context.root) for name, path in paths.items()}
+    found = {name: result for name, result in results.items() if isinstance(result, TierFilesystem)}
+    not_found = {name: f"{printable(paths[name])}: {results[name]}" for name in paths if name not in found}
     kinds = {name: each.kind for name, each in found.items()}
     unwise = {  # tier and setting → its value and the advice
         f"{setting.name} of {name}": f"{setting.value}: {setting.advice}"
@@ -63,8 +56,9 @@ def measure(context: Context, options: ClientOptions) -> Answers:
         for setting in kind.settings
         if setting.advice
     }
-    local_tiers = {name for name, tier in tiers().items() if tier.local_disk}
-    misplaced = {name: kind.name for name, kind in kinds.items() if kind.network and name in local_tiers}
+    misplaced = {
+        name: kind.name for name, kind in kinds.items() if kind.network and name in tiers() and tiers()[name].local_disk
+    }
     yield from facts(
         {
             "filesystems": not_found | {name: _description(each) for name, each in found.items()},
@@ -146,16 +140,12 @@ def _quota_used(metric: str, tier_filesystem: TierFilesystem, mounts: list[Mount
 
 
 def _group_of_new_files(path: str) -> int | None:
-    """Return the group of new files in ``path`` if its set-group-ID bit is set; else None: the process's group."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_gid if status.st_mode & stat.S_ISGID else None
+    """The group of new files in ``path`` if its set-group-ID bit is set; else None: the process's group."""
+    status = read_or_none(lambda: os.stat(path))
+    return status.st_gid if status and status.st_mode & stat.S_ISGID else None
 
 
 def _targets(name: str, tier_filesystem: TierFilesystem) -> Answers:
-    """Yield how full the fullest storage target of Lustre is, and the number of inactive targets."""
     from seatrial.discover import filesystem_quota
 
     metrics = (f"target_used.{name}", f"targets_down.{name}")
@@ -172,7 +162,6 @@ def _targets(name: str, tier_filesystem: TierFilesystem) -> Answers:
 
 
 def _tier_metrics(name: str) -> Iterator[metric]:
-    """The metrics of quota and storage targets of the tier ``name``."""
     yield metric(
         f"quota_used.{name}",
         "< 100 %",

@@ -96,7 +96,7 @@ def _remove_leftovers(folder: SharedFolder) -> dict[str, str]:
 
 
 def _leftovers_of_other_runs(context: Context) -> dict[str, str]:
-    """Return folder → why it was kept, for folders that killed runs left in other run directories next to this one."""
+    """Folder → why it was kept, for folders that killed runs left in other run directories next to this one."""
     from seatrial.bench import metadata
 
     pattern, now = f"*/artifacts/*/{metadata.PREFIX}*", time.time()

@@ -14,7 +14,7 @@ from seatrial.checks.check import Check, Context, Needs, Options, facts
 from seatrial.checks.declare import Answers, absent, fact, metric, rule, unreadable, value, warning
 from seatrial.discover.file_readers import read_text
 from seatrial.model import Outcome, Phase, Scope
-from seatrial.util.grouping import majority
+from seatrial.util.grouping import grouped, majority
 from seatrial.util.text import printable
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _run_probe(
 
 
 def read_volume(root: Path, path: str) -> Volume:
-    """Return mount, size and free space of the filesystem at ``path``. Raises OSError for a missing path."""
+    """Mount, size and free space of the filesystem at ``path``. Raises OSError for a missing path."""
     from seatrial.discover import filesystem, filesystem_kind
 
     usage, stat = filesystem.usage(Path("/"), path), os.statvfs(path)
@@ -158,15 +158,15 @@ def _answers(results: Mapping[str, PathResult], several_nodes: bool) -> Answers:
     """Yield the metrics over all paths, each with the reasons by path."""
     usable = {path: result for path, result in results.items() if not result.unusable}
     shared = {path: result for path, result in usable.items() if not result.not_shared}
-    filesystems = _texts({path: result.mounts for path, result in results.items()})
-    not_removed = _texts({path: result.not_removed for path, result in results.items()})
+    filesystems = _texts(results, lambda result: result.mounts)
+    not_removed = _texts(results, lambda result: result.not_removed)
     yield from facts(
         {"filesystems": filesystems, "files_not_removed": not_removed, "fault_places": fault_places(results)}
     )
-    unusable = _texts({path: result.unusable for path, result in results.items()})
+    unusable = _texts(results, lambda result: result.unusable)
     yield value("paths_unusable", len(unusable), evidence=unusable)
     if usable:
-        not_shared = _texts({path: result.not_shared for path, result in usable.items()})
+        not_shared = _texts(usable, lambda result: result.not_shared)
         evidence = {"not_shared": not_shared, "filesystems": filesystems}
         if several_nodes:
             yield value("paths_not_shared", len(not_shared), evidence=evidence)
@@ -178,39 +178,37 @@ def _answers(results: Mapping[str, PathResult], several_nodes: bool) -> Answers:
 
 
 def fault_places(results: Mapping[str, PathResult]) -> dict[str, dict[str, list[str]]]:
-    """Return {"paths_not_shared": {node: paths}}: the nodes whose mount at a path differs from that of the majority.
+    """{"paths_not_shared": {node: paths}}: the nodes whose mount at a path differs from that of the majority.
 
     Empty if there is no such node.
     """
-    paths_by_node: dict[str, list[str]] = {}
-    for path, result in results.items():
-        most_common = majority(volume.mount for volume in result.volumes.values())
-        for node, volume in result.volumes.items():
-            if result.not_shared and most_common is not None and volume.mount != most_common:
-                paths_by_node.setdefault(node, []).append(path)
+    paths_by_node = grouped(
+        (node, path)
+        for path, result in results.items()
+        if result.not_shared and (most_common := majority(volume.mount for volume in result.volumes.values()))
+        for node, volume in result.volumes.items()
+        if volume.mount != most_common
+    )
     return {"paths_not_shared": paths_by_node} if paths_by_node else {}
 
 
-def _texts(text_by_path: Mapping[str, str | None]) -> dict[str, JsonValue]:
-    """Path → text, for the paths with a text."""
-    return {path: text for path, text in text_by_path.items() if text}
+def _texts(results: Mapping[str, PathResult], text: Callable[[PathResult], str | None]) -> dict[str, JsonValue]:
+    """Path → its text, for the paths with a text."""
+    return {path: text(result) for path, result in results.items() if text(result)}
 
 
 def _free_space(results: Mapping[str, PathResult], filesystems: JsonValue) -> Answers:
     """Yield the free bytes and inodes of the path with the least: the minimum over nodes and paths."""
     space: dict[str, JsonValue] = {}  # path → size, free bytes and free inodes
     free_bytes: list[int] = []  # of each path
-    free_inodes: list[int] = []  # of each path with a limited number of inodes
+    free_inodes: list[int] = []  # on each node, of each path with a limited number of inodes
     for path, result in results.items():
         volumes = result.volumes.values()
-        free_bytes.append(min(volume.free for volume in volumes))
-        path_inodes = [volume.free_inodes for volume in volumes if volume.free_inodes is not None]
-        free_inodes += [min(path_inodes)] if path_inodes else []
-        space[path] = {
-            "size": max(volume.size for volume in volumes),
-            "free": free_bytes[-1],
-            "free_inodes": min(path_inodes, default=None),
-        }
+        inodes = [volume.free_inodes for volume in volumes if volume.free_inodes is not None]
+        size, free = max(volume.size for volume in volumes), min(volume.free for volume in volumes)
+        space[path] = {"size": size, "free": free, "free_inodes": min(inodes, default=None)}
+        free_bytes.append(free)
+        free_inodes += inodes
     evidence = {"space": space, "filesystems": filesystems}
     yield value("free_bytes", min(free_bytes), evidence=evidence)
     if free_inodes:
@@ -220,7 +218,6 @@ def _free_space(results: Mapping[str, PathResult], filesystems: JsonValue) -> An
 
 
 def _probe_results(results: Mapping[str, PathResult]) -> Answers:
-    """Yield the visibility delay (ms), and for each probe the number of paths on which it failed."""
     delays_ms = {
         path: {participant: round(seconds * 1e3, 2) for participant, seconds in result.delays.items()}
         for path, result in results.items()
@@ -228,7 +225,7 @@ def _probe_results(results: Mapping[str, PathResult]) -> Answers:
     longest_s = max(max(result.delays.values()) for result in results.values())
     yield value("visibility_delay", round(longest_s * 1e3, 2), evidence=delays_ms)
     for probe, name in PROBE_METRICS.items():
-        failures = _texts({path: result.failures.get(probe) for path, result in results.items()})
+        failures = {path: result.failures[probe] for path, result in results.items() if result.failures.get(probe)}
         untested = {path: result.untested[probe] for path, result in results.items() if probe in result.untested}
         if untested and not failures:
             yield unreadable(name, "; ".join(f"{path}: {reason}" for path, reason in untested.items()))

@@ -129,7 +129,7 @@ def _small_files(folder: SharedFolder, count: int, name: str, is_shared: bool) -
 
 
 def _rate(name: str, amount: float, seconds: Sequence[float]) -> Value:
-    """Return the total rate: ``amount`` times nodes over the time of the slowest node. Samples are the nodes' rates.
+    """The total rate: ``amount`` times nodes over the time of the slowest node. Samples are the nodes' rates.
 
     ``amount``: GB, or number of files, of each node. ``seconds``: of each node.
     """

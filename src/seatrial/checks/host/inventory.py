@@ -11,7 +11,6 @@ NO_LIMIT = 2**63 - 1  # reported for "unlimited": the largest signed 64-bit inte
 
 
 def measure(context: Context, _options: Options) -> Answers:
-    """Yield the facts and the metrics of the node."""
     from seatrial.discover import host
 
     context.progress("reading /proc and /sys")

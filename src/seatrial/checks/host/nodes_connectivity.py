@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -18,7 +17,7 @@ from pydantic import JsonValue
 from seatrial.checks.cause import Cause
 from seatrial.checks.check import Check, Context, Options
 from seatrial.checks.declare import Answers, absent, fact, metric, rule, value, warning
-from seatrial.discover.file_readers import FieldReader, read_line, read_text
+from seatrial.discover.file_readers import read_line, read_or_none
 from seatrial.model import Fact, Outcome, Phase, Scope
 from seatrial.util import resolver
 from seatrial.util.grouping import grouped, majority
@@ -53,19 +52,19 @@ def measure(context: Context, _options: Options) -> Answers:
     if context.rank == 0:
         nodes = participants.names
         answers = [
-            *_unresolved_names(nodes, result),
-            *_connections(nodes, result),
-            *_clock_skews(nodes, result),
+            *_unresolved_names(result),
+            *_connections(result),
+            *_clock_skews(result),
             *compare_versions(dict(zip(nodes, versions, strict=True))),
             *compare_networks(dict(zip(nodes, networks, strict=True))),
         ]
         yield from answers
         facts_by_name: dict[str, Any] = {each.name: each.value for each in answers if isinstance(each, Fact)}
-        yield fact("fault_places", fault_places(nodes, result, facts_by_name))
+        yield fact("fault_places", fault_places(result, facts_by_name))
 
 
 def read_network(root: Path, address: str | None) -> dict[str, str]:
-    """Return component → value: the rendezvous address, the interface with ``address``, its MTU and its speed.
+    """Component → value: the rendezvous address, the interface with ``address``, its MTU and its speed.
 
     NCCL's and Gloo's environment variables are components too.
     """
@@ -84,13 +83,13 @@ def read_network(root: Path, address: str | None) -> dict[str, str]:
 
 
 def read_versions(root: Path, nccl: str | None) -> Versions:
-    """Return component → version. ``nccl``: the version in use; NCCL libraries of the system are listed by path."""
-    from seatrial.discover import software
+    """Component → version. ``nccl``: the version in use; NCCL libraries of the system are listed by path."""
+    from seatrial.discover import host, software
 
-    read_field, installed = FieldReader(), software.read(root)
+    installed = software.read(root)
     return {
-        "OS": read_field("OS", lambda: _os_name(root)),
-        "kernel": read_field("kernel", lambda: read_line(root / "proc/sys/kernel/osrelease")),
+        "OS": read_or_none(lambda: host.release_name(root)),
+        "kernel": read_or_none(lambda: read_line(root / "proc/sys/kernel/osrelease")),
         "architecture": platform.machine(),
         "driver": installed.driver,
         "CUDA of torch": installed.cuda,
@@ -102,19 +101,11 @@ def read_versions(root: Path, nccl: str | None) -> Versions:
     }
 
 
-def _os_name(root: Path) -> str:
-    match = re.search(r"^PRETTY_NAME=[\"']?(.*?)[\"']?$", read_text(root / "etc/os-release"), re.MULTILINE)
-    if not match:
-        raise ValueError("/etc/os-release has no PRETTY_NAME")
-    return printable(match[1])
-
-
-def _unresolved_names(nodes: Sequence[str], result: ConnectivityResult) -> Answers:
-    """Yield the number of names of nodes that at least one node cannot resolve, and the reasons by name."""
+def _unresolved_names(result: ConnectivityResult) -> Answers:
     from seatrial.bench.one_rank_per_node import group_by_text
 
     problems: dict[str, dict[str, str]] = {}  # name → node that cannot resolve it → reason
-    for node, lookups in zip(nodes, result.lookups, strict=True):
+    for node, lookups in result.lookups.items():
         for name, lookup in lookups.items():
             if lookup.problem:
                 problems.setdefault(name, {})[f"on {node}"] = lookup.problem
@@ -122,11 +113,10 @@ def _unresolved_names(nodes: Sequence[str], result: ConnectivityResult) -> Answe
     yield value("names_unresolved", len(problems), evidence={"unresolved": unresolved})
 
 
-def _connections(nodes: Sequence[str], result: ConnectivityResult) -> Answers:
-    """Yield the number of pairs without a connection, and the round-trip times (us) of each node."""
+def _connections(result: ConnectivityResult) -> Answers:
     unreachable: dict[str, str] = {}  # pair → error
     round_trips: dict[str, dict[str, float]] = {}  # source → target → us
-    for source, connections in zip(nodes, result.connections, strict=True):
+    for source, connections in result.connections.items():
         for target, connection in connections.items():
             if isinstance(connection, str):
                 unreachable[f"{source}->{target}"] = connection
@@ -138,16 +128,16 @@ def _connections(nodes: Sequence[str], result: ConnectivityResult) -> Answers:
         yield value("rtt", list(by_target.values()), source)
 
 
-def _clock_skews(nodes: Sequence[str], result: ConnectivityResult) -> Answers:
+def _clock_skews(result: ConnectivityResult) -> Answers:
     """Yield the smallest possible skew between each clock and that of the first node, in seconds.
 
     This is the measured offset minus its uncertainty, at least 0.
     """
     from seatrial.bench.connectivity import Connection
 
-    first_node = nodes[0]
-    for index, node in enumerate(nodes[1:], 1):
-        forward, backward = result.connections[0][node], result.connections[index][first_node]
+    first_node, *other_nodes = result.connections
+    for node in other_nodes:
+        forward, backward = result.connections[first_node][node], result.connections[node][first_node]
         connection, sign = (forward, 1) if isinstance(forward, Connection) else (backward, -1)
         if isinstance(connection, Connection):
             offset, uncertainty = sign * connection.clock_offset, connection.clock_uncertainty
@@ -163,18 +153,14 @@ def compare_versions(by_node: Mapping[str, Versions]) -> Answers:
     A majority is more than half of all nodes.
     """
     components = dict.fromkeys(component for versions in by_node.values() for component in versions)
-    common: dict[str, str | None] = {}  # component → version of all nodes
-    differing: dict[str, JsonValue] = {}  # component → version → nodes
-    minority: dict[str, dict[str, str]] = {}  # node → component → "version, majority: version"
-    for component in components:
-        version_by_node = {node: versions.get(component) for node, versions in by_node.items()}
-        if len(set(version_by_node.values())) == 1:
-            common[component] = next(iter(version_by_node.values()))
-            continue
-        texts = {node: version or "none" for node, version in version_by_node.items()}
-        differing[component] = dict(grouped((text, node) for node, text in texts.items()))
-        _add_minority(minority, component, texts)
-    yield fact("versions", common)
+    differing, minority = _differences(
+        {
+            component: {node: versions.get(component) or "none" for node, versions in by_node.items()}
+            for component in components
+        }
+    )
+    first = next(iter(by_node.values()))
+    yield fact("versions", {name: first.get(name) for name in components if name not in differing})
     yield fact("nodes_differing", minority)
     yield value("versions_differing", len(differing), evidence={"version_differences": differing})
     yield value("nodes_differing", len(minority), evidence={"nodes_differing": minority})
@@ -187,18 +173,17 @@ def compare_networks(by_node: Mapping[str, Mapping[str, str]]) -> Answers:
     nodes whose interface could not be read. ``by_node``: node → result of ``read_network``.
     """
     components = dict.fromkeys(component for network in by_node.values() for component in network)
-    differing: dict[str, JsonValue] = {}  # component → value → nodes
-    minority: dict[str, dict[str, str]] = {}  # node → component → "value, majority: value"
-    for component in components:
-        if component in NOT_COMPARED:
-            continue
-        if component.startswith(VARIABLE_PREFIXES):
-            value_by_node = {node: network.get(component, "not set") for node, network in by_node.items()}
-        else:
-            value_by_node = {node: network[component] for node, network in by_node.items() if component in network}
-        if len(set(value_by_node.values())) > 1:
-            differing[component] = dict(grouped((text, node) for node, text in value_by_node.items()))
-            _add_minority(minority, component, value_by_node)
+    differing, minority = _differences(
+        {
+            component: {
+                node: network.get(component, "not set")
+                for node, network in by_node.items()
+                if component in network or component.startswith(VARIABLE_PREFIXES)
+            }
+            for component in components
+            if component not in NOT_COMPARED
+        }
+    )
     yield fact("network", by_node)
     yield fact("network_minority", minority)
     yield value("network_differing", len(differing), evidence={"network_differing": differing})
@@ -206,22 +191,43 @@ def compare_networks(by_node: Mapping[str, Mapping[str, str]]) -> Answers:
     yield value("interfaces_unreadable", len(unreadable), evidence=unreadable)
 
 
+def _differences(
+    values: Mapping[str, Mapping[str, str]],
+) -> tuple[dict[str, JsonValue], dict[str, dict[str, str]]]:
+    """The components with different values: component → value → nodes, and node → component → "value, majority: value".
+
+    ``values``: component → node → value. The second result has the nodes without the value of the majority.
+    """
+    differing: dict[str, JsonValue] = {}
+    minority: dict[str, dict[str, str]] = {}
+    for component, by_node in values.items():
+        most_common = majority(by_node.values())
+        if len(set(by_node.values())) > 1:
+            differing[component] = dict(grouped((text, node) for node, text in by_node.items()))
+        for node, text in by_node.items():
+            if most_common is not None and text != most_common:
+                minority.setdefault(node, {})[component] = f"{text}, majority: {most_common}"
+    return differing, minority
+
+
 def fault_places(
-    nodes: Sequence[str], result: ConnectivityResult, facts_by_name: Mapping[str, Mapping[str, Mapping[str, str]]]
+    result: ConnectivityResult, facts_by_name: Mapping[str, Mapping[str, Mapping[str, str]]]
 ) -> dict[str, dict[str, list[str]]]:
-    """Return metric → node or pair at fault → the names, nodes or components that are wrong there.
+    """Metric → node or pair at fault → the names, nodes or components that are wrong there.
 
     Metrics whose fault cannot be located are left out. A node is not at fault for a name that no node resolves, unless
     it fails to resolve another name too. ``facts_by_name`` has ``nodes_differing`` and ``network_minority``.
     """
     unresolved_by_node = {
-        node: [name for name, lookup in lookups.items() if lookup.problem]
-        for node, lookups in zip(nodes, result.lookups, strict=True)
+        node: [name for name, lookup in lookups.items() if lookup.problem] for node, lookups in result.lookups.items()
     }
     unresolved_everywhere = set.intersection(*map(set, unresolved_by_node.values()))
-    unreachable_pairs: list[tuple[str, str]] = []
-    for source, connections in zip(nodes, result.connections, strict=True):
-        unreachable_pairs += [(source, target) for target, error in connections.items() if isinstance(error, str)]
+    unreachable_pairs = [
+        (source, target)
+        for source, connections in result.connections.items()
+        for target, error in connections.items()
+        if isinstance(error, str)
+    ]
     components_by_node = {node: list(versions) for node, versions in facts_by_name["nodes_differing"].items()}
     places = {
         "names_unresolved": {
@@ -236,7 +242,7 @@ def fault_places(
 
 
 def _place_of_pairs(pairs: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return place → unreachable nodes; empty if the fault has no single place.
+    """Place → unreachable nodes; empty if the fault has no single place.
 
     The place is the only unreachable pair, or the node that is in all ``pairs``.
     """
@@ -244,14 +250,6 @@ def _place_of_pairs(pairs: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
         return {f"{pairs[0][0]}->{pairs[0][1]}": [pairs[0][1]]}
     common = set.intersection(*map(set, pairs)) if pairs else set[str]()
     return {node: sorted({*chain(*pairs)} - {node}) for node in common}
-
-
-def _add_minority(minority: dict[str, dict[str, str]], component: str, value_by_node: Mapping[str, str]) -> None:
-    """Add the nodes whose value differs from the value of the majority; none if no value has a majority."""
-    most_common = majority(value_by_node.values())
-    for node, text in value_by_node.items():
-        if most_common is not None and text != most_common:
-            minority.setdefault(node, {})[component] = f"{text}, majority: {most_common}"
 
 
 CHECK = Check(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from seatrial.checks.cause import Cause
 from seatrial.checks.check import Check, Context, Options
 from seatrial.checks.declare import Answers, metric, value
@@ -12,9 +14,8 @@ def measure(context: Context, _options: Options) -> Answers:
     """Yield from rank 0 the number of nodes in the process group, and the number of missing nodes."""
     from seatrial.bench import rank
 
-    node_of_each_rank = rank.gather(context.node)
+    ranks_by_node = dict(sorted(Counter(rank.gather(context.node)).items()))
     if context.rank == 0:
-        ranks_by_node = {node: node_of_each_rank.count(node) for node in sorted(set(node_of_each_rank))}
         yield value("nodes", len(ranks_by_node))
         missing = context.expected_nodes - len(ranks_by_node)
         yield value("nodes_missing", missing, evidence={"ranks_by_node": ranks_by_node})

@@ -21,7 +21,6 @@ _SPEEDS = ("device.*", "transfer.*", "collectives.*", "fabric.*", "filesystem.sp
 
 
 def measure(context: Context, _options: Options) -> Answers:
-    """Yield facts and metrics of this process."""
     from seatrial.discover import cpu_memory
 
     context.progress("reading /proc and /sys")

@@ -31,27 +31,20 @@ def measure(context: Context, _options: Options) -> Answers:
     from seatrial.discover import fabric, settings
 
     context.progress("reading /proc and /sys")
-    node = settings.read(context.root)
-    yield from facts(
-        {
-            "architecture": platform.machine(),
-            "idle_state": node.idle_state.value,
-            "hugepages_bytes": node.hugepages_bytes.value,
-        }
-    )
-    if not node.gpu_node:
+    values = settings.read(context.root)
+    recorded = {name: values[name].value for name in ("idle_state", "hugepages_bytes")}
+    yield from facts({"architecture": platform.machine(), **recorded})
+    if not settings.is_gpu_node(context.root):
         yield absent("*", "no NVIDIA GPU on this machine")
         return
     for name, (metric_name, convert) in METRIC_BY_SETTING.items():
-        setting = getattr(node, name)
+        setting = values[name]
         if name == "gpudirect_rdma" and not fabric.read_rdma(context.root).devices:
             yield absent(metric_name, "no RDMA device")
-        elif setting.status == "readable":
+        elif not setting.reason:
             yield value(metric_name, convert(setting.value), evidence={name: setting.value})
-        elif setting.status == "unreadable":
-            yield unreadable(metric_name, setting.reason)
-        else:  # not supported, or not permitted: most users are not root
-            yield absent(metric_name, setting.reason)
+        else:  # most users are not root, and may not read some settings
+            yield (absent if setting.is_absent else unreadable)(metric_name, setting.reason)
 
 
 CHECK = Check(

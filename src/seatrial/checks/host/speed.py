@@ -62,16 +62,12 @@ def measure(context: Context, options: SpeedOptions) -> Answers:
 
 def _cpus_by_numa_node(cpu: CpuFacts, cpus: list[int]) -> dict[str, list[int]]:
     """NUMA node → its CPUs among ``cpus``; {"all": cpus} if the NUMA nodes of some CPUs are unknown."""
-    cpus_by_node: dict[str, list[int]] = {}
-    for node in cpu.numa:
-        node_cpus = [number for number in parse_id_list(node.cpus) if number in cpus] if node.cpus else []
-        if node_cpus:
-            cpus_by_node[node.name] = node_cpus
+    usable = {node.name: sorted({*parse_id_list(node.cpus)} & {*cpus}) for node in cpu.numa if node.cpus}
+    cpus_by_node = {name: node_cpus for name, node_cpus in usable.items() if node_cpus}
     return cpus_by_node if sum(map(len, cpus_by_node.values())) == len(cpus) else {"all": cpus}
 
 
 def _disk_speed(context: Context, options: SpeedOptions) -> Answers:
-    """Yield GB/s of the local disk, or the reason why it was not measured."""
     from seatrial.bench import host_speed
     from seatrial.discover import filesystem
 

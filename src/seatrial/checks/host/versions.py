@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from seatrial.checks.check import Check, Context, Options, facts
-from seatrial.checks.declare import Answers, absent, value, warning
+from seatrial.checks.declare import Answer, Answers, absent, value, warning
 from seatrial.hardware.minimum_versions import MinimumVersions, UnknownVersionError, minimum_versions
 from seatrial.model import Phase, Scope
 
 if TYPE_CHECKING:
-    from seatrial.discover.versions import ComponentVersions, InstalledVersion
+    from seatrial.discover.versions import InstalledVersions
 
 
 def measure(context: Context, _options: Options) -> Answers:
@@ -20,42 +19,32 @@ def measure(context: Context, _options: Options) -> Answers:
 
     context.progress("reading versions")
     installed = versions.read(context.root)
-    yield from facts({"versions": {name: _version_texts(component.versions) for name, component in installed.items()}})
+    texts = {name: [] if isinstance(found, str) else [*map(str, found)] for name, found in installed.items()}
+    yield from facts({"versions": texts})
     if not settings.is_gpu_node(context.root):
         yield absent("*", "no NVIDIA GPU on this machine")
         return
     for name, minimum in minimum_versions().items():
-        outdated, unknown_reason = compare(installed[name], minimum)
-        if unknown_reason:
-            yield absent(f"{name}_outdated", unknown_reason)
-        else:
-            yield value(f"{name}_outdated", bool(outdated), evidence=outdated)
+        yield _outdated(f"{name}_outdated", installed[name], minimum)
 
 
-def compare(installed: ComponentVersions, minimum: MinimumVersions) -> tuple[list[str], str]:
-    """Return the outdated versions as texts, and why no version could be compared ("" if at least one was compared)."""
-    if installed.reason:
-        return [], installed.reason
-    any_compared = False
+def _outdated(name: str, installed: InstalledVersions, minimum: MinimumVersions) -> Answer:
+    """Whether a version is older than its minimum; absent if no version could be compared."""
+    if isinstance(installed, str):
+        return absent(name, installed)
     outdated: list[str] = []
-    not_compared_reasons: list[str] = []
-    for version in installed.versions:
-        if minimum.models and version.model not in minimum.models:
-            not_compared_reasons.append(f"model {version.model or 'unknown'} is not listed")
-            continue
+    reasons: list[str] = []  # why versions could not be compared
+    for version in installed:
         try:
-            required = minimum.minimum_for(version.version)
+            if minimum.models and version.model not in minimum.models:
+                raise UnknownVersionError(f"model {version.model or 'unknown'} is not listed")
+            if required := minimum.minimum_for(version.version):
+                outdated.append(f"{version} is older than {required}")
         except UnknownVersionError as error:
-            not_compared_reasons.append(str(error))
-            continue
-        any_compared = True
-        if required:
-            outdated += [f"{text} is older than {required}" for text in _version_texts([version])]
-    return outdated, "" if any_compared else "; ".join(dict.fromkeys(not_compared_reasons))
-
-
-def _version_texts(installed: Sequence[InstalledVersion]) -> list[str]:
-    return [f"{version.place} {version.model} {version.version}".strip() for version in installed]
+            reasons.append(str(error))
+    if len(reasons) == len(installed):
+        return absent(name, "; ".join(dict.fromkeys(reasons)))
+    return value(name, bool(outdated), evidence=outdated)
 
 
 CHECK = Check(

@@ -107,7 +107,7 @@ class ProbePods:
         from seatrial.discover.kubernetes import Event, parse
 
         events = parse(self.kubectl.get("events"), Event)
-        return tuple(event for event in events if event.involved_object.name.startswith(self.name))
+        return tuple(event for event in events if event.about.startswith(self.name))
 
     def delete(self) -> None:
         """Delete the Job, and wait until its pods have ended, since they have the GPUs. Raises KubectlError.

@@ -162,10 +162,10 @@ def _operator_metrics(nodes: Sequence[KubernetesNode], settings: Kubernetes) -> 
     daemon_sets_by_node: dict[str, set[str]] = {node.name: set() for node in nodes}
     not_ready_by_node: dict[str, list[str]] = {node.name: [] for node in nodes}
     for pod in pods:
-        if pod.daemon_set and pod.spec.node_name in daemon_sets_by_node:
-            daemon_sets_by_node[pod.spec.node_name].add(f"{pod.metadata.namespace}/{pod.daemon_set}")
+        if pod.daemon_set and pod.node in daemon_sets_by_node:
+            daemon_sets_by_node[pod.node].add(f"{pod.namespace}/{pod.daemon_set}")
             if not pod.ready:
-                not_ready_by_node[pod.spec.node_name].append(f"{pod.metadata.namespace}/{pod}")
+                not_ready_by_node[pod.node].append(f"{pod.namespace}/{pod}")
     yield fact("namespaces_refused", refused)
     if not any(daemon_sets_by_node.values()):
         # the API server answers Forbidden for a namespace that does not exist, too
@@ -199,7 +199,7 @@ def _operator_pods(settings: Kubernetes) -> tuple[list[Pod], list[str]]:
                 raise
             refused.append(str(error))
         else:
-            pods += [pod for pod in listed if re.search(pattern, pod.metadata.name)]
+            pods += [pod for pod in listed if re.search(pattern, pod.name)]
     return pods, refused
 
 

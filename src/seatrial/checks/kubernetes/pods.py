@@ -58,13 +58,13 @@ def _probe_metrics(context: Context, options: ProbeOptions, devices: Mapping[str
         yield from _start_metrics(probes, pods, place)
         yield from _image_metrics(pods, container_name(options.settings()))
         containers, errors = probes.wait_for_results(len(started)) if started else ({}, {})
-        results = [(pod, containers[pod.metadata.name]) for pod in started if pod.metadata.name in containers]
+        results = [(pod, containers[pod.name]) for pod in started if pod.name in containers]
         yield from _gpu_metrics(results, context.expected_gpus)
         yield from _limit_metrics(results, any(name != GPU_RESOURCE for name in devices))
         yield from _name_metrics(results, probes.count)
         if not started:
             yield unreadable("*", "no probe pod has started")
-    node_by_pod = {pod.metadata.name: pod.spec.node_name for pod in started if pod.metadata.name not in containers}
+    node_by_pod = {pod.name: pod.node for pod in started if pod.name not in containers}
     if node_by_pod:
         unread = {errors[name]: [(name, node)] for name, node in node_by_pod.items() if name in errors}
         if failures := job_failures(unread, place):
@@ -77,11 +77,11 @@ def _probe_metrics(context: Context, options: ProbeOptions, devices: Mapping[str
 def _start_metrics(probes: ProbePods, pods: Sequence[Pod], place: Place) -> Answers:
     """Yield which pods have started, the seconds from scheduling to start of a pod, and the seconds of image pulls."""
     started_count = sum(pod.started for pod in pods)
-    node_by_pod = {pod.metadata.name: pod.spec.node_name for pod in pods}
+    node_by_pod = {pod.name: pod.node for pod in pods}
     events, events_error = _events(probes)
-    not_started = {pod.metadata.name: str(pod) for pod in pods if not pod.started}
+    not_started = {pod.name: str(pod) for pod in pods if not pod.started}
     warnings = dict.fromkeys(event.message for event in events if event.type == "Warning")
-    namespace = place.namespace or next((pod.metadata.namespace for pod in pods if pod.metadata.namespace), "")
+    namespace = place.namespace or next((pod.namespace for pod in pods if pod.namespace), "")
     place = place._replace(namespace=namespace)
     messages = {message: [(pod_name, node_by_pod[pod_name])] for pod_name, message in not_started.items()}
     failures: tuple[JobFailure, ...] = ()
@@ -93,16 +93,16 @@ def _start_metrics(probes: ProbePods, pods: Sequence[Pod], place: Place) -> Answ
     shown = {"not_started": not_started, "warnings": [*warnings][:_MAX_WARNINGS]}
     yield value("pods_missing", max(0, probes.count - started_count), evidence=shown)
     for pod in pods:
-        if node := pod.spec.node_name:
+        if node := pod.node:
             why = None if pod.started else {**shown, "not_started": str(pod)}
             yield value("started", pod.started, node, evidence=why)
             if pod.start_s is not None:
                 yield value("start_seconds", pod.start_s, node)
     # A node that already has the image has no event of a pull
     pull_s_by_node = {
-        node_by_pod[event.involved_object.name]: event.pull_s
+        node_by_pod[event.about]: event.pull_s
         for event in events
-        if event.pull_s is not None and event.involved_object.name in node_by_pod
+        if event.pull_s is not None and event.about in node_by_pod
     }
     yield from _pull_metrics(pull_s_by_node)
 
@@ -126,7 +126,7 @@ def _pull_metrics(pull_s_by_node: Mapping[str, float]) -> Answers:
 
 def _image_metrics(pods: Sequence[Pod], container: str) -> Answers:
     """Yield the number of different images, by digest, that the pods run."""
-    digests = ((pod.image_digest(container), pod.spec.node_name) for pod in pods if pod.started)
+    digests = ((pod.image_digest(container), pod.node) for pod in pods if pod.started)
     nodes_by_digest = grouped((digest, node) for digest, node in digests if digest)
     if sum(map(len, nodes_by_digest.values())) > 1:
         yield value("image_digests", len(nodes_by_digest), evidence=nodes_by_digest)
@@ -153,7 +153,7 @@ def _gpu_metrics(results: Sequence[ProbeResult], expected: int | None) -> Answer
         return
     for pod, container in results:
         missing = max(0, expected - (container.gpus or 0))
-        yield value("gpus_missing", missing, pod.spec.node_name, evidence=container.gpu_error)
+        yield value("gpus_missing", missing, pod.node, evidence=container.gpu_error)
 
 
 def _limit_metrics(results: Sequence[ProbeResult], devices_requested: bool) -> Answers:
@@ -165,7 +165,7 @@ def _limit_metrics(results: Sequence[ProbeResult], devices_requested: bool) -> A
         yield absent(("memlock_unlimited", "rdma_devices_missing"), reason)
     expected = max((1, *(count for count, _ in Counter(device_counts).most_common(1))))
     for pod, container in results:
-        node, devices = pod.spec.node_name, [*container.rdma_devices]
+        node, devices = pod.node, [*container.rdma_devices]
         yield value("shm_bytes", container.shm_bytes, node)
         if has_rdma:
             yield value("memlock_unlimited", container.memlock_unlimited, node)
@@ -188,12 +188,12 @@ def _name_metrics(results: Sequence[ProbeResult], count: int) -> Answers:
         job_name, _, index = _host_name(pod).rpartition("-")
         expected = {f"{job_name}-{peer}" for peer in peers(int(index), count)}
         unresolved = sorted((expected & started_hosts) - {*container.resolved})
-        yield value("names_unresolved", len(unresolved), pod.spec.node_name, evidence=unresolved)
+        yield value("names_unresolved", len(unresolved), pod.node, evidence=unresolved)
 
 
 def _host_name(pod: Pod) -> str:
     """Return the host name of a pod of an Indexed Job: NAME-INDEX; pods are named NAME-INDEX-abcde."""
-    return pod.metadata.name.rpartition("-")[0]
+    return pod.name.rpartition("-")[0]
 
 
 CHECK = Check(

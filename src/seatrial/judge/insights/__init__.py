@@ -11,7 +11,7 @@ from seatrial.checks.check import HOURS_UNDER_LOAD, Checks
 from seatrial.config.schema import Config
 from seatrial.hardware import links
 from seatrial.hardware.links import network_to_busbw_ratio, nvlink_to_busbw_ratio
-from seatrial.hardware.references import select_references
+from seatrial.hardware.references import References, skus
 from seatrial.judge import error_counters
 from seatrial.judge.insights import algorithms, latency_fit, power, sensitivity
 from seatrial.judge.insights.collective import NVLINK, PORT, Collective, build_collective
@@ -32,7 +32,7 @@ def trial_insights(
 ) -> tuple[Insight, ...]:
     """The insights on thresholds, collectives and peak performance, then those on error counters."""
     trial_links = links.read(measurements, checks)
-    references = select_references(trial_links, site, tcp=config.cluster.fabric)
+    references = References(site, skus(), links=trial_links, tcp=config.cluster.fabric)
     choices = algorithms.read_choices(measurements, checks)
     insights: list[Insight] = [*sensitivity.comparison_insights(measurements, checks, trial_links)]
     insights += sensitivity.per_node_insights(measurements, config, checks, references, trial_links)
@@ -61,16 +61,17 @@ def trial_insights(
 
 
 def _soak(measurements: Sequence[Measurement]) -> Iterator[Insight]:
-    """Yield the rare faults that a check would have seen in its hours under load: a Poisson process per GPU."""
+    """Yield the rare faults that a check would have seen in its hours under load: a Poisson process per device."""
     for measurement in measurements:
         hours = measurement.facts.get(HOURS_UNDER_LOAD)
         if measurement.rank or not isinstance(hours, float):
             continue
+        device = "GPU" if measurement.facts.get("gpu") else "CPU"
         seen = {str(period): 100 * (1 - exp(-hours / period)) for period in _FAULT_PERIODS_H}
         text = (
-            f"a fault that a GPU shows once in N hours under load would have been seen with probability "
+            f"a fault that a {device} shows once in N hours under load would have been seen with probability "
             f"{', '.join(f'{percent:.2g} % (N = {period})' for period, percent in seen.items())}: "
-            f"1 - exp(-T/N), faults as a Poisson process, T = {hours:.3g} h under load of each GPU"
+            f"1 - exp(-T/N), faults as a Poisson process, T = {hours:.3g} h under load of each {device}"
         )
         yield Insight(check=measurement.check, title=RARE_FAULTS, text=text, values={"hours": hours, "seen": seen})
 

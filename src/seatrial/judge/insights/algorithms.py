@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from seatrial.hardware.links import NCCL_ALGO_NAMES, FactRole, HasFactRoles, measurements_with_roles, role_facts
+from seatrial.hardware.links import NCCL_ALGO_NAMES, FactRole, HasFactRoles, mapping, role_facts
 from seatrial.model import Measurement, size_label
 
 
@@ -34,14 +34,13 @@ def read_choices(measurements: Sequence[Measurement], checks: Mapping[str, HasFa
 
     Older records have choices only from the check of NCCL settings (role ``algorithms_by_setting``).
     """
-    with_facts = measurements_with_roles(measurements, checks)
     choices: dict[OperationKey, dict[str, AlgorithmProtocol]] = {}
-    for by_setting in _distinct("algorithms_by_setting", with_facts, checks):
-        choices.setdefault(_SETTINGS_KEY, {}).update(_choices_by_size(_mapping(by_setting.get("default"))))
-    for by_operation in _distinct("algorithms", with_facts, checks):
+    for by_setting in _distinct("algorithms_by_setting", measurements, checks):
+        choices.setdefault(_SETTINGS_KEY, {}).update(_choices_by_size(mapping(by_setting.get("default"))))
+    for by_operation in _distinct("algorithms", measurements, checks):
         for operation, choice in by_operation.items():
-            key = operation, str(_mapping(choice).get("dtype")), str(_mapping(choice).get("buffers"))
-            choices.setdefault(key, {}).update(_choices_by_size(_mapping(_mapping(choice).get("by_size"))))
+            key = operation, str(mapping(choice).get("dtype")), str(mapping(choice).get("buffers"))
+            choices.setdefault(key, {}).update(_choices_by_size(mapping(mapping(choice).get("by_size"))))
     return choices
 
 
@@ -49,7 +48,7 @@ def _distinct(
     role: FactRole, measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
 ) -> Iterator[Mapping[str, Any]]:
     """Yield the facts with this role. Of consecutive nodes with equal facts, only the first node's fact is yielded."""
-    values = (_mapping(value) for _, value in role_facts(role, measurements, checks))
+    values = (mapping(value) for _, value in role_facts(role, measurements, checks))
     return (value for value, _ in groupby(filter(None, values)))
 
 
@@ -61,7 +60,7 @@ def select_choices(choices: Choices, operation: str, facts: Mapping[str, Any]) -
 def _choices_by_size(by_size: Mapping[str, Any]) -> Iterator[tuple[str, AlgorithmProtocol]]:
     """Yield each choice twice: with the label of its requested size, and with the label of its exact size."""
     for name, choice in by_size.items():
-        algorithm = str(_mapping(choice).get("algorithm") or _NO_ALGORITHM[0])
+        algorithm = str(mapping(choice).get("algorithm") or _NO_ALGORITHM[0])
         if algorithm.startswith(_NO_ALGORITHM):
             continue
         protocol = str(choice.get("protocol") or "")
@@ -71,8 +70,3 @@ def _choices_by_size(by_size: Mapping[str, Any]) -> Iterator[tuple[str, Algorith
         yield name, logged
         if isinstance(size := choice.get("bytes"), int):
             yield size_label(size), logged
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    """The value if it is a mapping; else an empty mapping, since a record may have been edited by hand."""
-    return value if isinstance(value, Mapping) else {}
