@@ -53,7 +53,11 @@ GC_INTERVAL = 50
 
 
 class NonFiniteError(SeatrialError):
-    """A loss or gradient norm is not finite; that step did not change the weights."""
+    """A loss or gradient norm is not finite; ``ranks``: those whose own loss or gradient is not."""
+
+    def __init__(self, message: str, ranks: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.ranks = ranks
 
 
 @failure.propagate_failure()
@@ -276,18 +280,19 @@ class Trainer:
         if record.finite:
             return record
         finite_by_rank = self.world.gather((self.world.host, *pending.rank_finite.tolist()))
-        sources = [
-            f"rank {rank} ({host}): its {'gradient' if loss_finite else 'loss'} is not finite"
+        sources = {
+            rank: f"rank {rank} ({host}): its {'gradient' if loss_finite else 'loss'} is not finite"
             for rank, (host, loss_finite, gradient_finite) in enumerate(finite_by_rank)
             if not (loss_finite and gradient_finite)
-        ]
-        cause = "; ".join(sources) or (
+        }
+        cause = "; ".join(sources.values()) or (
             "loss and first-block output gradient were finite on all ranks: the error is in a weight gradient or in "
             "NCCL's reduction"
         )
         raise NonFiniteError(
             f"step {record.step}: loss {record.loss}, gradient norm {record.grad_norm}. {cause}. "
-            f"The weights are unchanged; repeat the run: an error that does not recur suggests a hardware fault"
+            "The weights are unchanged; repeat the run: an error that does not recur suggests a hardware fault",
+            tuple(sources),
         )
 
     def read_step(self, pending: PendingStep) -> Step:

@@ -18,12 +18,14 @@ from seatrial.checks.training.checkpoint import (
     save_and_load_rates,
 )
 from seatrial.checks.training.checkpoint import _flip_a_bit as flip_a_bit
+from seatrial.train.variants import VariantError
 from tests.checks.training.check_helpers import failed_metrics
 from tests.checks.training.test_checkpoint_runs import make_plan
 from tests.train.test_compare import record, write_steps
 
-NAN_MESSAGE = "rank 1 (n0): non-finite gradient"
-BIT_FLIP_MESSAGE = "__1_0.distcp: SHA-256 mismatch"
+NAN = VariantError(message="", nonfinite_ranks=(1,))
+BIT_FLIP = VariantError(message="", damaged_files=("__1_0.distcp",))
+OTHER_ERROR = VariantError(message="rank 1 (n0): out of memory while SHA-256 of __1_0.distcp was computed")
 
 
 def write_manifest(folder: Path, **digests: str) -> None:
@@ -105,19 +107,21 @@ def test_different_last_checkpoint_fails(plan: CheckpointPlan) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bit_flip_message", "nan_message", "metrics"),
+    ("bit_flip", "nan", "metrics"),
     [
-        (BIT_FLIP_MESSAGE, NAN_MESSAGE, set()),
-        ("", NAN_MESSAGE, {"bit_flip_detected"}),
-        ("__0_0.distcp: SHA-256 mismatch", NAN_MESSAGE, {"bit_flip_detected"}),
-        (BIT_FLIP_MESSAGE, "", {"nan_detected"}),
-        (BIT_FLIP_MESSAGE, "rank 0 (n0): non-finite loss; " + NAN_MESSAGE, {"nan_detected"}),
+        (BIT_FLIP, NAN, set()),
+        (None, NAN, {"bit_flip_detected"}),
+        (OTHER_ERROR, NAN, {"bit_flip_detected"}),
+        (VariantError(message="", damaged_files=("__0_0.distcp",)), NAN, {"bit_flip_detected"}),
+        (BIT_FLIP, None, {"nan_detected"}),
+        (BIT_FLIP, OTHER_ERROR, {"nan_detected"}),
+        (BIT_FLIP, VariantError(message="", nonfinite_ranks=(0, 1)), {"nan_detected"}),
     ],
 )
 def test_undetected_faults_fail(
-    plan: CheckpointPlan, bit_flip_message: str, nan_message: str, metrics: set[str]
+    plan: CheckpointPlan, bit_flip: VariantError | None, nan: VariantError | None, metrics: set[str]
 ) -> None:
-    observed = fault_detection(plan, "__1_0.distcp", bit_flip_message, nan_message)
+    observed = fault_detection(plan, "__1_0.distcp", bit_flip, nan)
     assert failed_metrics(CHECK, observed) == metrics
 
 

@@ -12,7 +12,7 @@ from seatrial.model import UsageError
 
 if TYPE_CHECKING:
     from seatrial.train.train_config import TrainConfig
-    from seatrial.train.variants import StartedVariants, Variant
+    from seatrial.train.variants import RunVariants, Variant
 
 STRATEGIES = ("fsdp2", "ddp")
 TIMED, TIMED_RESUMED = "timed", "timed-resumed"  # the runs of rate_config
@@ -114,8 +114,8 @@ def first_runs(plan: CheckpointPlan) -> list[Variant]:
 
 
 def run_on_fewer_ranks(
-    plan: CheckpointPlan, start: Callable[..., AbstractContextManager[StartedVariants]]
-) -> AbstractContextManager[StartedVariants | None]:
+    plan: CheckpointPlan, start: Callable[..., AbstractContextManager[RunVariants]]
+) -> AbstractContextManager[RunVariants | None]:
     """Context manager: starts the run on fewer ranks by ``start``; yields None with one rank."""
     from seatrial.train.variants import Variant
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +32,7 @@ from seatrial.model import Phase, Scope
 
 if TYPE_CHECKING:
     from seatrial.train.train_config import TrainConfig
+    from seatrial.train.variants import VariantError
 
 RATE_DEFINITION = (
     "Bytes of all ranks over the time from the first start to the last end. Save: copy from the GPU, write with fsync, "
@@ -102,21 +102,21 @@ def _answers(context: Context, plan: CheckpointPlan, limit_s: float) -> Answers:
         start([*resumed, bit_flip, nan, *_runs.timed_runs(plan)], file_prefix=plan.run_folder("start3")) as third,
     ):
         context.progress("uninterrupted run; run that is killed while saving")
-        first.run()
+        first()
         if is_rank_0:
             yield from killed_run_state(plan)
             _runs.link_checkpoints(plan)
         if second:
             context.progress(f"{plan.fewer_ranks} of {plan.ranks} ranks")
-            second.run()
+            second()
         last_checkpoint = plan.run_folder("uninterrupted") / CHECKPOINTS / _runs.checkpoint_name(plan.steps)
         flipped_file = _flip_a_bit(last_checkpoint) if is_rank_0 else ""
         context.progress("resumed runs; bit flip and NaN; bandwidth")
-        messages = third.run()
-    bit_flip_message, nan_message = messages[len(resumed) : len(resumed) + 2]  # one message per run, "" without error
+        errors = third()  # one per run
+    bit_flip_error, nan_error = errors[len(resumed) : len(resumed) + 2]
     if is_rank_0:
         yield from compare_runs(plan)
-        yield from fault_detection(plan, flipped_file, bit_flip_message, nan_message)
+        yield from fault_detection(plan, flipped_file, bit_flip_error, nan_error)
         yield from save_and_load_rates(plan)
 
 
@@ -166,12 +166,15 @@ def _file_differences(metric_prefix: str, plan: CheckpointPlan, step: int) -> An
     yield value(f"{metric_prefix}_files_differing", len(names), evidence=f"different: {', '.join(names)}")
 
 
-def fault_detection(plan: CheckpointPlan, flipped_file: str, bit_flip_message: str, nan_message: str) -> Answers:
-    """Whether the first error message names the file with the flipped bit, the second only the rank with the NaN."""
-    flip_detected = flipped_file in bit_flip_message and "SHA-256" in bit_flip_message
-    yield value("bit_flip_detected", flip_detected, evidence=bit_flip_message or "no error: the checkpoint was loaded")
-    nan_detected = re.findall(r"rank (\d+) \(", nan_message) == [str(plan.ranks - 1)]
-    yield value("nan_detected", nan_detected, evidence=nan_message or "no error: the training continued")
+def fault_detection(
+    plan: CheckpointPlan, flipped_file: str, bit_flip: VariantError | None, nan: VariantError | None
+) -> Answers:
+    """Whether the first error names only the file with the flipped bit, the second only the rank with the NaN."""
+    flip_detected = bit_flip is not None and bit_flip.damaged_files == (flipped_file,)
+    evidence = bit_flip.message if bit_flip else "no error: the checkpoint was loaded"
+    yield value("bit_flip_detected", flip_detected, evidence=evidence)
+    nan_detected = nan is not None and nan.nonfinite_ranks == (plan.ranks - 1,)
+    yield value("nan_detected", nan_detected, evidence=nan.message if nan else "no error: the training continued")
 
 
 def save_and_load_rates(plan: CheckpointPlan) -> Answers:

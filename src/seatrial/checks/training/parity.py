@@ -63,9 +63,9 @@ def measure(context: Context, options: ParityOptions) -> Answers:
         start(list(trainings.values()), file_prefix=folder / "start2") as second,
     ):
         context.progress("one process")
-        first.run()
+        first()
         context.progress(f"{context.world_size} processes: DDP and FSDP2, each twice, and variants of FSDP2")
-        second.run()
+        second()
     if context.rank == 0:
         yield from facts
         yield fact("method", METHOD)
