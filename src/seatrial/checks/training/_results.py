@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import JsonValue
 
@@ -17,6 +17,9 @@ from seatrial.checks.declare import Answer, Answers, Value, fact, metric, rule, 
 from seatrial.checks.training import _workload
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
 from seatrial.model import CLUSTER, FAILED_RANK, Artifact, Fact, SeatrialError, Series
+
+if TYPE_CHECKING:
+    from seatrial.train.train_config import TrainConfig
 
 TOKENS_PER_GPU = "tokens_per_second_per_gpu"
 CPU_ONLY = "CPU ONLY: tiny config on shared CPU cores; not a GPU result"
@@ -127,6 +130,24 @@ def facts_from_options(
         return {}
     precision = "fp8" if config.fp8 else "bf16" if config.bf16 else "fp32"
     return {f"run{_suffix(name)}": {"flops_per_token": flops, "precision": precision} for name in names or ("",)}
+
+
+def method_fact(config: str, overrides: Sequence[str], text: str) -> Fact:
+    """Fact ``method``: the config with its overrides, and the ``text`` on what is done with it."""
+    return fact("method", f"{config} ({', '.join(overrides) or 'no overrides'}), {text}")
+
+
+def training_fact(config: TrainConfig, ranks: int) -> dict[str, JsonValue]:
+    """Model, batch and precision of a training on ``ranks`` ranks."""
+    architecture = config.architecture()
+    model = f"{config.model.name}, {architecture.parameters:,} parameters, vocabulary {architecture.vocab_size}"
+    return {
+        "model": model,
+        "steps": config.max_steps,
+        "batch": f"{ranks} ranks × {config.grad_accum} × {config.bsz} sequences of up to {config.seq_len} tokens",
+        "precision": "bf16" if config.bf16 else "fp32 without TF32",
+        "deterministic": config.deterministic,
+    }
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import json
 import os
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -31,7 +31,6 @@ from seatrial.checks.training._checkpoint_runs import (
 from seatrial.model import Phase, Scope
 
 if TYPE_CHECKING:
-    from seatrial.train.train_config import TrainConfig
     from seatrial.train.variants import VariantError
 
 RATE_DEFINITION = (
@@ -66,8 +65,9 @@ def measure(context: Context, options: CheckpointOptions) -> Answers:
     is_rank_0 = context.rank == 0
     if is_rank_0:
         yield from facts
-        yield fact("training", _training_fact(plan))
-        yield fact("timed_model", _model_text(plan.rate_config))
+        own = {"saved_after": plan.saved_step, "ranks_of_one_step": plan.fewer_ranks or plan.ranks}
+        yield fact("training", {**_results.training_fact(plan.config, plan.ranks), **own})
+        yield fact("timed_training", _results.training_fact(plan.rate_config, plan.ranks))
         yield fact("filesystem", read_volume(context.root, str(plan.folder)).mount)
     try:
         for answer in _answers(context, plan, options.limit_s):
@@ -213,20 +213,6 @@ def _remove_checkpoints(folder: Path) -> tuple[int, int]:
     for path in files:
         path.unlink()
     return len(files), size
-
-
-def _training_fact(plan: CheckpointPlan) -> dict[str, Any]:
-    return {
-        "model": _model_text(plan.config),
-        "steps": f"{plan.steps}, saved after {plan.saved_step}",
-        "ranks": f"{plan.ranks}; one step on {plan.fewer_ranks or plan.ranks}",
-        "precision": "bf16" if plan.config.bf16 else "fp32 without TF32",
-    }
-
-
-def _model_text(config: TrainConfig) -> str:
-    architecture = config.architecture()
-    return f"{config.model.name}, {architecture.parameters:,} parameters, vocabulary {architecture.vocab_size}"
 
 
 _REPORT_DEFECT = (

@@ -6,7 +6,6 @@ the workload runs and how fast it is. Scores need pretrained weights.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from seatrial.checks.training import _results, _workload
 from seatrial.checks.training._results import TOKENS_PER_GPU
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
 from seatrial.model import Artifact, Phase, Scope, SeatrialError, UsageError
+from seatrial.train.function_calling import score
 
 if TYPE_CHECKING:
     from seatrial.bench.child_ranks import ChildResult
@@ -187,38 +187,27 @@ def evaluation_observations(record: Mapping[str, Any]) -> Answers:
     yield value("rows_unaccounted", unaccounted, evidence={"rows": rows, "rejected": rejected, "used": used})
     yield value("cases", sum(record["cases"].values()), evidence=record["cases"])
     for model in MODELS:
-        for score in SCORES:
-            results = [split[score] for split in record[model].values()]
-            count, total = sum(result["count"] for result in results), sum(result["of"] for result in results)
-            if total:
-                yield value(f"{score}.{model}", 100 * count / total)
+        for name, (count, total) in score.totals(record[model]).items():
+            if name in SCORES and total:
+                yield value(f"{name}.{model}", 100 * count / total)
     sign_test = record["sign_test"]
     yield value("call_correct_gain", 100 * sign_test["gain"])
     yield value("improved", sign_test["passed"], evidence=sign_test)
 
 
 def _files(context: Context, out: Path, record: Mapping[str, Any] | None) -> Iterator[Artifact]:
-    """Write summary.txt, and yield it with the evaluation, the answers and the TensorBoard logs."""
-    summary = out / "summary.txt"
-    summary.write_text("".join(f"{line}\n" for line in _summary_lines(out, record)), encoding="utf-8")
-    for path in (summary, out / "evaluation.json", out / "answers.jsonl", *_tensorboard_logs(out)):
+    """Append the scores to summary.txt; yield it with the evaluation, the answers and the TensorBoard logs."""
+    if record:
+        with (out / "summary.txt").open("a", encoding="utf-8") as summary:
+            summary.writelines(f"{line}\n" for line in score.table(record))
+    files = [out / name for name in ("summary.txt", "evaluation.json", "answers.jsonl")]
+    for path in (*files, *_tensorboard_logs(out)):
         if path.is_file():
             yield context.artifact(path, f"{path.name} of the training")
 
 
 def _tensorboard_logs(out: Path) -> Sequence[Path]:
     return sorted((out / "tensorboard").rglob("events.out.tfevents.*"))
-
-
-def _summary_lines(out: Path, record: Mapping[str, Any] | None) -> Iterator[str]:
-    metrics = json.loads((out / "metrics.json").read_text(encoding="utf-8"))
-    for name, measured in metrics.items():
-        if not isinstance(measured, (dict, list)):
-            yield f"{name}: {measured}"
-    if record:
-        test = record["sign_test"]
-        rates = f"{test['call_correct_base']:.1%} before, {test['call_correct_tuned']:.1%} after training"
-        yield f"calls correct: {rates}, p {test['p_value']:.3g}"
 
 
 _PRETRAINED = f"{_results.TRAINED} and pretrained == yes"
@@ -298,8 +287,8 @@ CHECK = Check(
             when=_results.TRAINED,
         ),
         *(
-            metric(f"{score}.*", unit="%", meaning=f"{meaning}; base before, tuned after training")
-            for score, meaning in SCORES.items()
+            metric(f"{name}.*", unit="%", meaning=f"{meaning}; base before, tuned after training")
+            for name, meaning in SCORES.items()
         ),
         metric("call_correct_gain", unit="%", meaning="call_correct.tuned minus call_correct.base", signed=True),
         metric(

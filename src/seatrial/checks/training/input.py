@@ -56,26 +56,16 @@ def measure(context: Context, options: InputOptions) -> Answers:
     (result,) = results[stage.name]
     if context.rank:
         return
-    data_settings = train_config.load(config, stage.overrides).data  # with the trial's overrides
-    reads = reads_text(sequences, None if data_settings.path else data_settings.samples)
     yield from facts
-    yield fact(
-        "method",
-        f"{config}, {settings.max_steps} steps on all ranks; each sequence ({4 * (settings.seq_len + 1)} bytes) "
-        f"is read{reads}, with one request, after the data was dropped from the page cache "
-        "of each node",
+    method = (
+        f"on all ranks; {sequences} reads of a sequence ({4 * (settings.seq_len + 1)} bytes), each with one request, "
+        "after the data was dropped from the page cache of each node"
     )
+    yield _results.method_fact(config, stage.overrides, method)
     filesystem = read_volume(context.root, path).mount
     yield fact("filesystem", filesystem)
     yield fact("data_shared", "yes" if shared else "no")
     yield from data_wait(result, subjects, filesystem)
-
-
-def reads_text(sequences: int, samples: int | None) -> str:
-    """How often each of ``samples`` sequences is read in a training that reads ``sequences``; empty if unknown."""
-    if samples is None:
-        return ""
-    return " once" if sequences <= samples else f" {sequences / samples:.1f} times on average"
 
 
 def data_wait(result: TrainingResult, subjects: Sequence[str], filesystem: str) -> Answers:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from seatrial.checks.check import Check, Context, Implementations
-from seatrial.checks.declare import Answers, fact, metric, value
+from seatrial.checks.declare import Answers, metric, value
 from seatrial.checks.training import _results, _workload
 from seatrial.checks.training._results import TOKENS_PER_GPU, Stage
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
@@ -24,7 +24,6 @@ STACKS = ("native", "hf")
 # Overrides of the shipped config on GPUs. 16 timed steps are enough: step times vary little
 GPU_OVERRIDES = ("max_steps=24", "untimed_steps=8")
 MIN_SAMPLES = 1024  # generated within seconds; more do not change the speed
-BASELINE = "median speed of the same GPUs when each trains its own model, all at the same time"
 
 
 def measure(context: Context, options: WorkloadOptions) -> Answers:
@@ -38,7 +37,12 @@ def measure(context: Context, options: WorkloadOptions) -> Answers:
     overrides = (*check_overrides, *options.overrides)
     if context.rank == 0:
         yield from facts
-        yield fact("method", _method(config, overrides))
+        method = (
+            "with each stack: one training per GPU, all at the same time, and one training with DDP on all GPUs; speed "
+            "of the steps after untimed_steps; efficiency: DDP over the median of the single GPUs; time_to_first_step "
+            "includes the compilation of the native stack"
+        )
+        yield _results.method_fact(config, overrides, method)
         yield _results.settings_fact(options)
     stages = []
     for stack in STACKS:
@@ -57,7 +61,6 @@ def _compare_stacks(results: Mapping[str, Sequence[TrainingResult]]) -> Answers:
     """Efficiency of each stack relative to its single-GPU trainings, and the speed ratio of the stacks."""
     for stack in STACKS:
         yield from _results.efficiency(f"efficiency.{stack}", results[stack], results.get(f"{stack}_single_gpu", ()))
-    yield fact("efficiency_baseline", BASELINE)
     native, hf = (results[stack][0].value(TOKENS_PER_GPU) for stack in STACKS)
     if native and hf:
         yield value("native_vs_hf", native / hf)
@@ -76,14 +79,6 @@ def _adapter_counts(results: Mapping[str, Sequence[TrainingResult]], config: Tra
     yield value("adapter_mismatches", mismatches, evidence={"expected": expected, **counts})
     loaded = [name for name, result in trainings.items() if result.export_loads]
     yield value("exports_missing", len(counts) - len(loaded) if config.export else 0, evidence={"loaded": loaded})
-
-
-def _method(config: str, overrides: Sequence[str]) -> str:
-    return (
-        f"{config} ({', '.join(overrides) or 'no overrides'}), with each stack: one training per GPU, all at the same "
-        "time, and one training with DDP on all GPUs; speed of the steps after untimed_steps; time_to_first_step "
-        "includes the compilation of the native stack"
-    )
 
 
 # Stack → share of the GEMM rate below which its speed fails, and warns: 65 and 90 % of the lowest of few healthy values

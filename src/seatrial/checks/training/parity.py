@@ -69,7 +69,7 @@ def measure(context: Context, options: ParityOptions) -> Answers:
     if context.rank == 0:
         yield from facts
         yield fact("method", METHOD)
-        yield fact("training", _training_fact(config, context.world_size))
+        yield fact("training", _results.training_fact(config, context.world_size))
         yield from compare_runs({name: compare.read_steps(folder / name, 0, config.max_steps) for name in configs})
         reports = {name: json.loads((folder / name / "metrics.json").read_text()) for name in (*STRATEGIES, *VARIANTS)}
         yield from memory_use(reports)
@@ -151,16 +151,6 @@ def memory_use(reports: Mapping[str, Mapping[str, Any]]) -> Answers:
         if name != "ddp":
             share_gib = state_gib["ddp"] / reports[name]["world_size"]
             yield value(f"state_excess.{name}", 100 * (gib / share_gib - 1), evidence=table[name])
-
-
-def _training_fact(config: TrainConfig, ranks: int) -> dict[str, Any]:
-    return {
-        "model": f"{config.model.name}, {config.architecture().parameters:,} parameters",
-        "steps": config.max_steps,
-        "batch": f"{ranks} ranks × {config.grad_accum} × {config.bsz} sequences of up to {config.seq_len} tokens",
-        "precision": "bf16" if config.bf16 else "fp32 without TF32",
-        "deterministic": config.deterministic,
-    }
 
 
 def _declared(run: str) -> Iterator[metric]:

@@ -56,7 +56,13 @@ def measure(context: Context, options: ThroughputOptions) -> Answers:
     overrides = (*check_overrides, *options.overrides)
     if context.rank == 0:
         yield from facts
-        yield fact("method", _method(config, overrides))
+        method = (
+            "once per stage: each GPU separately, all concurrently; each node separately, all concurrently; one "
+            "training on all ranks. Speed of the steps after untimed_steps. efficiency.STAGE_vs_BASELINE: median "
+            "tokens/s/GPU of a stage over that of the baseline. memory_excess: weights and Adam state on the fullest "
+            "GPU of any stage over the calculated share"
+        )
+        yield _results.method_fact(config, overrides, method)
         offload = train_config.load(config, overrides).parallel.cpu_offload
         yield fact("cpu_offload", "yes" if offload else "no")
     stages = []
@@ -108,11 +114,6 @@ def _scaling_observations(results: Mapping[str, Sequence[TrainingResult]]) -> An
             yield absent(name, _NO_STAGE[missing[0]])
         else:
             yield from _results.efficiency(name, results[stage], results[baseline])
-    definition = (
-        "STAGE_vs_BASELINE: median tokens/s/GPU of a stage over that of the baseline, same batch per GPU; samples: the "
-        "ratio of each window, so that their interval has the noise of both"
-    )
-    yield fact("efficiency_baseline", definition)
     gpu_counts: list[float] = []
     median_speeds: list[float] = []
     for stage_results in results.values():
@@ -124,14 +125,6 @@ def _scaling_observations(results: Mapping[str, Sequence[TrainingResult]]) -> An
     if len(gpu_counts) > 1:
         x, y = tuple(gpu_counts), tuple(median_speeds)
         yield Series(name=TOKENS_PER_GPU, subject=CLUSTER, x=x, y=y, x_unit="GPUs", y_unit="tokens/s/GPU")
-
-
-def _method(config: str, overrides: Sequence[str]) -> str:
-    return (
-        f"{config} ({', '.join(overrides) or 'no overrides'}), once per stage: each GPU separately, all concurrently; "
-        "each node separately, all concurrently; one training on all ranks. Speed of the steps after untimed_steps. "
-        "memory_excess: weights and Adam state on the fullest GPU of any stage over the calculated share"
-    )
 
 
 def _efficiency(stage: str, baseline: str, fix: str) -> metric:
