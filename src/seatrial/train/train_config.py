@@ -10,7 +10,6 @@ import difflib
 import textwrap
 import tomllib
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -20,7 +19,7 @@ from seatrial.config.layers import load_as, parse_assignment
 from seatrial.config.strict_yaml import parse_yaml
 from seatrial.model import Frozen, UsageError
 from seatrial.train import architecture
-from seatrial.train.architecture import Architecture
+from seatrial.train.architecture import MAX_LAYERS, MAX_SIZE, Architecture, ModelTooLargeError
 from seatrial.util import data_files
 from seatrial.util.input_files import read_text
 
@@ -43,11 +42,9 @@ class Model(Frozen):
         default="random", description="random, or a directory with *.safetensors; with stack hf also hub:OWNER/NAME"
     )
 
-    layers: int | None = Field(
-        default=None, gt=0, description="number of layers instead of the model's; random weights only"
-    )
+    layers: int | None = Field(default=None, gt=0, le=MAX_LAYERS, description="number of layers; random weights only")
     width: int | None = Field(
-        default=None, gt=0, description="hidden size instead of the model's, with heads to match; random weights only"
+        default=None, gt=0, le=MAX_SIZE, description="hidden size, with heads to match; random weights only"
     )
 
     @model_validator(mode="before")
@@ -56,11 +53,14 @@ class Model(Frozen):
         """The name of local weights is their folder, since FLOPs per token and memory are computed from ``name``."""
         weights = fields.get("weights") if isinstance(fields, Mapping) else None
         if isinstance(weights, str) and weights != "random":
-            # UsageError: another kind of model than seatrial's; stack hf compares it with ``name``
-            with suppress(OSError, UsageError):
+            try:
                 if Path(weights, "config.json").is_file():
                     architecture.load(weights)
                     return {**fields, "name": weights}
+            except ModelTooLargeError:
+                raise
+            except (OSError, UsageError):
+                return fields  # another kind of model than seatrial's; stack hf compares it with ``name``
         return fields
 
     @model_validator(mode="after")
