@@ -106,11 +106,10 @@ def train(settings: TrainConfig, folder: Path | None = None, started: float | No
 
 
 def _check_model(settings: TrainConfig, built: BuiltModel, world: World) -> None:
-    """Raises SeatrialError for an incorrectly sharded parameter; rank 0 prints the number of trained parameters."""
-    is_sharded = settings.parallel.strategy == "fsdp2"
-    errors = parallel.sharding_errors(built.model, world.size, settings.parallel.replicas) if is_sharded else []
-    if errors:
-        raise SeatrialError(f"rank {world.rank}: incorrectly sharded parameters: {len(errors)}, first: {errors[0]}")
+    """Raises SeatrialError for an unsharded parameter; rank 0 prints the number of trained parameters."""
+    tensors, sharded = parallel.tensor_counts(built.model).values()
+    if settings.parallel.strategy == "fsdp2" and sharded < tensors:
+        raise SeatrialError(f"rank {world.rank}: FSDP2 sharded {sharded} of {tensors} parameters, expected all")
     if world.is_rank_0:
         trained, total = metrics.parameter_counts(built.model)
         print(f"training {trained:,} of {total:,} parameters", file=sys.stderr)

@@ -41,8 +41,10 @@ def measure(context: Context, options: CnnOptions) -> Answers:
         f"{steps} steps, {options.epochs} epochs of {len(data.train_labels)} images, batch size {options.batch}; "
         f"accuracy over {len(data.test_labels)} held-out images; images_per_second over all steps, warm-up included"
     )
-    facts = {**cnn.describe_device(context.device), "dataset": data.name, "data": data_fact, "method": method}
-    yield from (fact(name, described) for name, described in facts.items())
+    yield from _results.device_facts(context, this_rank_only=True)
+    yield fact("dataset", data.name)
+    yield fact("data", data_fact)
+    yield fact("method", method)
     cnn.require_min_steps(len(data.train_labels), options.epochs, options.batch)
 
     net = cnn.build(context.device)

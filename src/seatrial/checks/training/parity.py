@@ -132,19 +132,14 @@ def memory_use(reports: Mapping[str, Mapping[str, Any]]) -> Answers:
     number of ranks. The fact ``memory_by_run`` has the state of rank 0, and ``memory_peak_gib``: the highest peak of
     CUDA's allocator on any rank, null on CPUs.
     """
+    state = ("parameters_gib", "gradients_gib", "optimizer_gib")
+    columns = (*state, "state_device", "fsdp_groups", "fsdp_largest_group_gib", "memory_peak_gib")
+    table: dict[str, JsonValue] = {}
     state_gib: dict[str, float] = {}  # run → state of its fullest rank
     for name, report in reports.items():
-        state_gib[name] = max(
-            rank["parameters_gib"] + rank["gradients_gib"] + rank["optimizer_gib"] for rank in report["ranks"]
-        )
-    rank_columns = ("parameters_gib", "gradients_gib", "optimizer_gib", "state_device")
-    columns = ("fsdp_groups", "fsdp_largest_group_gib", "memory_peak_gib")
-    table: dict[str, JsonValue] = {}
-    for name, report in reports.items():
-        rank0 = report["ranks"][0]
-        table[name] = {column: rank0[column] for column in rank_columns} | {
-            column: report[column] for column in columns
-        }
+        values = report["ranks"][0] | {column: report[column] for column in columns if column in report}
+        table[name] = {column: values[column] for column in columns}
+        state_gib[name] = max(sum(rank[column] for column in state) for rank in report["ranks"])
     yield fact("memory_by_run", table)
     for name, gib in state_gib.items():
         yield value(f"state_per_rank.{name}", gib)
