@@ -55,14 +55,13 @@ class DamagedCheckpointError(SeatrialError):
 
 @dataclass(frozen=True)
 class CheckpointTiming:
-    """Size, duration and rate of one save or load."""
+    """Size and duration of one save or load."""
 
     kind: str  # "save", "async save" or "load"
     step: int
     bytes: int
     blocked_s: float  # seconds for which training was paused
     seconds: float  # duration of the whole load or save, including hashes, manifest and rename
-    mb_per_s: float  # bytes / 1e6 / seconds
 
 
 def step_folder(out: Path, step: int) -> Path:
@@ -203,9 +202,7 @@ class Checkpointer:
         gather(None, self._group)  # all ranks wait for the rename
         size = sum(entry["bytes"] for entry in files.values())
         seconds = time.monotonic() - start
-        return CheckpointTiming(
-            kind, step, size, seconds if blocked is None else blocked, seconds, size / 1e6 / seconds
-        )
+        return CheckpointTiming(kind, step, size, seconds if blocked is None else blocked, seconds)
 
     def restore(self, out: Path, built: BuiltModel, optimizer: Any) -> int:
         """Loads the newest complete checkpoint; returns its step, or 0 if there is none.
@@ -238,7 +235,7 @@ class Checkpointer:
         )
         size, seconds = sum(entry["bytes"] for entry in manifest["files"].values()), time.monotonic() - start
         step: int = manifest["step"]
-        self.results.append(CheckpointTiming("load", step, size, seconds, seconds, size / 1e6 / seconds))
+        self.results.append(CheckpointTiming("load", step, size, seconds, seconds))
         return step
 
     def _newest_intact(self, checkpoints: list[Path]) -> Path:

@@ -247,7 +247,6 @@ class Trainer:
             sync = self._communicate and index == settings.grad_accum - 1
             with parallel.gradient_sync(self.built.train_module, sync):
                 loss = self.built.train_module(inputs[index], targets[index], settings.loss_chunks)
-                self.timer.end_forward()
                 (loss * loss_scale).backward()
             total_loss += loss.detach()
         rank_finite = torch.stack([total_loss.isfinite(), self._gradient_finite])
@@ -310,7 +309,6 @@ class Trainer:
             tokens=per_step * settings.seq_len * self.world.size,
             trained_tokens=int(tokens),
             seconds=times.seconds,
-            forward_s=times.forward,
             compute_s=times.compute,
             data_wait_s=times.data_wait,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import platform
 import socket
 import sys
@@ -87,7 +86,6 @@ def report(settings: TrainConfig, world: World, run: TrainingRun, phases: Startu
         "loss_entropy_bound": run.data.entropy_bound,
         "memory_peak_gib": _max_over_ranks(ranks, "memory_peak_gib"),
         "allocation_retries": _max_over_ranks(ranks, "allocation_retries"),
-        "allocator": _allocator(),
         "params_and_optimizer_gib": _max_over_ranks(ranks, "memory_allocated_gib"),
         "params_and_optimizer_expected_gib": _expected_state_gib(settings, world, run),
         "fsdp_groups": len(group_sizes),
@@ -168,24 +166,16 @@ def _median_seconds(steps: Sequence[Step]) -> float:
 def _rank_metrics(world: World, measured: Sequence[Step]) -> dict[str, Any]:
     """This rank's entry of ``ranks`` in metrics.json, without the fields of ``state_metrics``."""
     on_gpu = world.device.type == "cuda"
-    forward = [step.forward_s for step in measured if step.forward_s is not None]
     return {
         "rank": world.rank,
         "host": world.host,
         "step_p50_s": _median_seconds(measured),
-        "forward_p50_s": median(forward) if forward else None,
         **asdict(RankTimes.of_steps(world.device_name, measured)),
         "memory_peak_gib": torch.cuda.max_memory_allocated(world.device) / GIB if on_gpu else None,
         "memory_allocated_gib": torch.cuda.memory_allocated(world.device) / GIB if on_gpu else None,
         "allocation_retries": torch.cuda.memory_stats(world.device).get("num_alloc_retries") if on_gpu else None,
         "gemm_tflops": gemm_tflops(world.device),  # after the memory metrics, since it allocates memory
     }
-
-
-def _allocator() -> str:
-    """The settings of torch's allocator from the environment."""
-    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the older name, which torch still reads
-    return " ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ) or "default"
 
 
 def parameter_counts(model: nn.Module) -> tuple[int, int]:

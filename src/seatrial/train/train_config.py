@@ -28,8 +28,6 @@ LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_pr
 ALL_LINEAR: tuple[LoraTarget, ...] = get_args(LoraTarget)
 CONFIGS_FOLDER = Path(__file__).parents[1] / "data" / "configs"
 HUB_PREFIX = "hub:"  # before OWNER/NAME, a repository of the Hugging Face Hub
-# Config key → example of a local value, for a message
-_LOCAL_EXAMPLES = {"model.weights": "DIR", "data.path": "DIR/FILE.parquet", "data.tokenizer": "DIR/tokenizer.json"}
 _MAX_BYTES, _MIN_KEYS = 2**16, 2  # to recognise the config of another program
 _MAX_SUGGESTIONS = 3  # for an unknown config name
 
@@ -383,18 +381,16 @@ def _program_of(path: Path) -> str:
 
 def _check_hub_names(train_config: TrainConfig) -> None:
     """Raises UsageError if stack native, which reads local files only, is given a Hub name."""
-    if train_config.stack != "native":
-        return
-    names = {
-        "model.weights": train_config.model.weights,
-        "data.path": train_config.data.path,
-        "data.tokenizer": train_config.data.tokenizer,
-    }
-    for key, name in names.items():
-        if name and name.startswith(HUB_PREFIX):
+    data = train_config.data
+    for key, name, local in (
+        ("model.weights", train_config.model.weights, "DIR"),
+        ("data.path", data.path, "DIR/FILE.parquet"),
+        ("data.tokenizer", data.tokenizer, "DIR/tokenizer.json"),
+    ):
+        if train_config.stack == "native" and name and name.startswith(HUB_PREFIX):
             repo_type = " --repo-type dataset" if key == "data.path" else ""
             raise UsageError(
                 f"{key}={name}: only stack hf reads from the Hub. For stack native run "
                 f"`hf download {name.removeprefix(HUB_PREFIX)}{repo_type} --local-dir DIR` "
-                f"on a machine with network access, then set {key}={_LOCAL_EXAMPLES[key]}"
+                f"on a machine with network access, then set {key}={local}"
             )

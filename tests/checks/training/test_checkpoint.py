@@ -135,7 +135,7 @@ def test_flip_changes_one_bit_of_the_largest_file(tmp_path: Path) -> None:
 
 def test_rates_and_blocked_times_from_metrics_json(plan: CheckpointPlan) -> None:
     def result(kind: str, rate: float) -> dict[str, object]:
-        return {"kind": kind, "step": 3, "bytes": 8, "blocked_s": rate / 1e3, "seconds": 2.0, "mb_per_s": rate}
+        return {"kind": kind, "step": 3, "bytes": rate * 2e6, "blocked_s": rate / 1e3, "seconds": 2.0}
 
     saves = {"timed": [result("save", 1000.0), result("save", 3000.0)]}
     saves["timed-resumed"] = [result("load", 5000.0), result("async save", 400.0), result("async save", 600.0)]

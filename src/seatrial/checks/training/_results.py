@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pydantic import JsonValue
 
@@ -201,8 +201,8 @@ def train_on_one_gpu(
     ``after_training`` describes the next step in the fact ``method``.
     """
     facts = device_facts(context, this_rank_only=True)
-    config, _ = _workload.config_and_overrides(context, options, name)
-    stage = Stage(overrides=(*overrides, *options.overrides), groups=[[0]])
+    config, overrides = _workload.config_and_overrides(context, options, name, overrides)
+    stage = Stage(overrides=overrides, groups=[[0]])
     results = yield from run_stages(context, config, [stage], options.limit_s, generate_tokens)
     (result,) = results[stage.name]
     if context.rank == 0:
@@ -291,23 +291,13 @@ def memory_excess(results: Sequence[TrainingResult]) -> Answers:
 
     Its value is the largest of ``results``. The evidence has both sizes in GiB by number of ranks.
     """
-    sizes: dict[int, _MemorySize] = {}  # number of ranks → size of the training that uses most
-    for result in results:
-        used, expected = result.value("params_and_optimizer_gib"), result.value("params_and_optimizer_expected_gib")
-        if used is not None and expected:
-            ranks, size = result.value("world_size"), _MemorySize(used, expected)
-            sizes[ranks] = max(size, sizes.get(ranks, size))
+    names = ("world_size", "params_and_optimizer_gib", "params_and_optimizer_expected_gib")
+    sizes = sorted(tuple(map(result.value, names)) for result in results if all(map(result.value, names)))
     if sizes:
-        worst_ratio = max(size.used_gib / size.expected_gib for size in sizes.values())
-        by_ranks = {str(ranks): size._asdict() for ranks, size in sorted(sizes.items())}
+        worst_ratio = max(used / expected for _, used, expected in sizes)
+        # sorted: of several trainings on a number of ranks, the one that uses most
+        by_ranks = {str(ranks): {"used_gib": used, "expected_gib": expected} for ranks, used, expected in sizes}
         yield value("memory_excess", 100 * (worst_ratio - 1), evidence={"by_ranks": by_ranks})
-
-
-class _MemorySize(NamedTuple):
-    """Parameters and Adam state on the fullest GPU, and the calculated size."""
-
-    used_gib: float
-    expected_gib: float
 
 
 def memory_metric(when: str) -> metric:

@@ -88,14 +88,14 @@ def config_for_device(context: Context, name: str) -> str:
 
 
 def config_and_overrides(
-    context: Context, options: WorkloadOptions, name: str, *gpu_overrides: str
+    context: Context, options: WorkloadOptions, name: str, overrides: Sequence[str] = (), *gpu_overrides: str
 ) -> tuple[str, tuple[str, ...]]:
-    """The config and its overrides: ``gpu_overrides`` for the shipped config on a GPU, else none.
+    """The config and its overrides: ``overrides``, ``gpu_overrides`` for the shipped config on a GPU, and the options'.
 
     The config is ``options.config``; by default the shipped config ``name`` for this device.
     """
-    shipped_on_gpu = context.on_gpu and not options.config
-    return options.config or config_for_device(context, name), gpu_overrides if shipped_on_gpu else ()
+    shipped_on_gpu = gpu_overrides if context.on_gpu and not options.config else ()
+    return options.config or config_for_device(context, name), (*overrides, *shipped_on_gpu, *options.overrides)
 
 
 def train(
@@ -178,14 +178,14 @@ def _result_of_ranks(name: str, out: Path, children: Mapping[int, ChildResult]) 
     first_failed = child_ranks.first_failed_rank(failed)
     if not killed(failed[first_failed].exit_code):
         for code, event in _CHECK_ERRORS.items():
-            texts = [_failure_text(rank, child) for rank, child in failed.items() if child.exit_code == code]
+            texts = [child_ranks.failure_text(rank, child) for rank, child in failed.items() if child.exit_code == code]
             if texts:
                 raise SeatrialError(f"{name}: {event}: {texts[0]}")
     child = failed[first_failed]
     return TrainingResult(
         None,
         out,
-        _failure_text(first_failed, child),
+        child_ranks.failure_text(first_failed, child),
         child.exit_code or 1,
         ranks=ranks,
         failed_rank=first_failed,
@@ -220,11 +220,3 @@ def training_progress(out: Path, max_steps: int) -> str:
     if any(".incomplete-" not in path.name for path in out.glob("data/*")):
         return "data prepared; building the model"
     return "preparing data" if (out / "config.json").exists() else ""
-
-
-def _failure_text(rank: int, child: ChildResult) -> str:
-    """The rank, its node and its error; begins with "out of memory" if the error says so."""
-    from seatrial.bench import child_ranks
-
-    out_of_memory = any(text in child.error for text in ("out of memory", "OutOfMemoryError"))
-    return f"{'out of memory: ' if out_of_memory else ''}{child_ranks.failure_text(rank, child)}"

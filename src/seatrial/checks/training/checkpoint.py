@@ -185,7 +185,7 @@ def save_and_load_rates(plan: CheckpointPlan) -> Answers:
     yield fact("rate_definition", RATE_DEFINITION)
     for kind, name in (("save", "save"), ("async save", "async_save"), ("load", "load")):
         kind_timings = [timing for timing in timings if timing["kind"] == kind]
-        yield value(f"{name}_rate", [timing["mb_per_s"] / 1e3 for timing in kind_timings])
+        yield value(f"{name}_rate", [timing["bytes"] / timing["seconds"] / 1e9 for timing in kind_timings])
         if name != "load":
             blocked = [timing["blocked_s"] for timing in kind_timings]
             # asynchronous: the last save, since the first one also allocates the host memory that later ones reuse

@@ -6,7 +6,7 @@ stack that users run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pydantic import Field, JsonValue
 
@@ -44,25 +44,20 @@ def measure(context: Context, options: FsdpOptions) -> Answers:
 
     facts, subjects = _results.device_facts(context), rank.gather(context.subject)
     stacks = ("native", "hf") if options.hf else ("native",)
-    config, stack_overrides = "", dict[str, tuple[str, ...]]()
-    for stack in stacks:  # the config is the same for all stacks
-        config, stack_overrides[stack] = _workload.config_and_overrides(context, options, NAME, *GPU_OVERRIDES[stack])
+    config, _ = _workload.config_and_overrides(context, options, NAME)
     layers = options.layers or memory.max_layers(train_config.load(config), context.world_size, context.device)
-    common_overrides = list(OVERRIDES)
-    if layers:
-        common_overrides.append(f"model.layers={layers}")
-    if options.cpu_offload:
-        common_overrides.append("parallel.cpu_offload=true")
+    common = [*OVERRIDES, *([f"model.layers={layers}"] if layers else [])]
+    common += ["parallel.cpu_offload=true"] if options.cpu_offload else []
+    stages = []
+    for stack in stacks:
+        _, overrides = _workload.config_and_overrides(context, options, NAME, common, *GPU_OVERRIDES[stack])
+        stages.append(Stage(stack, (*overrides, f"stack={stack}")))
     if context.rank == 0:
         yield from facts
         yield fact("layers", str(layers or "all"))
         yield fact("cpu_offload", "yes" if options.cpu_offload else "no")
         yield _results.settings_fact(options)
-        yield fact("method", _method(config, layers, stack_overrides))
-    stages = [
-        Stage(stack, (*common_overrides, *stack_overrides[stack], *options.overrides, f"stack={stack}"))
-        for stack in stacks
-    ]
+        yield fact("method", _method(config, stages))
     results = yield from _results.run_stages(context, config, stages, options.limit_s)
     if context.rank == 0:
         yield from _sharding_observations({stack: result for stack, (result,) in results.items()})
@@ -94,12 +89,11 @@ def _facts_from_options(options: FsdpOptions) -> dict[str, JsonValue]:
     return _results.facts_from_options(options, NAME, "native", "hf", check_overrides=[layers])
 
 
-def _method(config: str, layers: int | None, overrides: Mapping[str, tuple[str, ...]]) -> str:
-    size = f" with {layers} layers" if layers else ""
-    runs = " and ".join(f"stack {stack} ({', '.join(texts) or 'no overrides'})" for stack, texts in overrides.items())
+def _method(config: str, stages: Sequence[Stage]) -> str:
     return (
-        f"{config}{size} on all ranks, once each with {runs}. Speeds of stacks with different batch sizes are not "
-        "comparable. params_and_optimizer: weights and Adam state on the fullest GPU; the expected value is calculated"
+        f"{config} on all ranks, once each with {' and with '.join(', '.join(stage.overrides) for stage in stages)}. "
+        "Speeds of stacks with different batch sizes are not comparable. params_and_optimizer: weights and Adam state "
+        "on the fullest GPU; the expected value is calculated"
     )
 
 

@@ -40,8 +40,8 @@ def measure(context: Context, options: InputOptions) -> Answers:
     from seatrial.train import train_config
 
     facts, subjects = _results.device_facts(context), rank.gather(context.subject)
-    config, _ = _workload.config_and_overrides(context, options, CONFIG)
-    settings = train_config.load(config, (*OVERRIDES, *options.overrides))
+    config, overrides = _workload.config_and_overrides(context, options, CONFIG, OVERRIDES)
+    settings = train_config.load(config, overrides)
     sequences = settings.bsz * settings.grad_accum * settings.max_steps * context.world_size
     path = options.path or str(context.artifacts_dir)
     participants = one_rank_per_node.select_participants(context.node)

@@ -33,8 +33,7 @@ def measure(context: Context, options: WorkloadOptions) -> Answers:
 
     facts, subjects = _results.device_facts(context), rank.gather(context.subject)
     samples = f"data.samples={max(MIN_SAMPLES, 16 * context.world_size)}"  # at least two batches of 8 per rank
-    config, check_overrides = _workload.config_and_overrides(context, options, NAME, *GPU_OVERRIDES, samples)
-    overrides = (*check_overrides, *options.overrides)
+    config, overrides = _workload.config_and_overrides(context, options, NAME, (), *GPU_OVERRIDES, samples)
     if context.rank == 0:
         yield from facts
         method = (

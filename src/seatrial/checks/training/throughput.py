@@ -50,10 +50,9 @@ def measure(context: Context, options: ThroughputOptions) -> Answers:
     facts, subjects = _results.device_facts(context), rank.gather(context.subject)
     ranks_by_node = subgroups.ranks_by_node(context.node)
     samples = f"data.samples={max(MIN_SAMPLES, 4 * context.world_size)}"  # at least two batches per rank
-    config, check_overrides = _workload.config_and_overrides(
-        context, options, NAME, *layers_override(options), *GPU_OVERRIDES, samples
+    config, overrides = _workload.config_and_overrides(
+        context, options, NAME, (), *layers_override(options), *GPU_OVERRIDES, samples
     )
-    overrides = (*check_overrides, *options.overrides)
     if context.rank == 0:
         yield from facts
         method = (
