@@ -50,17 +50,12 @@ _FINAL_STEPS = 3  # final_loss is the mean of the last steps, since the loss of 
 
 @dataclass(frozen=True)
 class TrainingTask:
-    """The training with all overrides.
-
-    ``check_overrides``: override of this check → its reason. ``requested_strategy``: parallel.strategy without the
-    overrides of this check.
-    """
+    """The training with all overrides; ``check_overrides``: override of this check → its reason."""
 
     config_name: str
     config: TrainConfig
     overrides: tuple[str, ...]
     check_overrides: dict[str, str]
-    requested_strategy: str
 
 
 def training_task(context: Context, options: WorkloadOptions) -> TrainingTask:
@@ -69,8 +64,7 @@ def training_task(context: Context, options: WorkloadOptions) -> TrainingTask:
 
     name = options.config or _workload.config_for_device(context, NAME)
     check_overrides: dict[str, str] = {}
-    requested = train_config.load(name, options.overrides)
-    if context.on_gpu and requested.model.weights == "random":
+    if context.on_gpu and train_config.load(name, options.overrides).model.weights == "random":
         check_overrides |= dict.fromkeys(RANDOM_WEIGHTS_OVERRIDES, "random weights: test of function and speed only")
     if context.world_size == 1:
         check_overrides |= dict.fromkeys(SINGLE_RANK_OVERRIDES, "one rank: no sharding")
@@ -80,7 +74,7 @@ def training_task(context: Context, options: WorkloadOptions) -> TrainingTask:
         raise UsageError(
             f"{name}: data.layout is {config.data.layout}; train.function_calling needs data.layout function_calling"
         )
-    return TrainingTask(name, config, overrides, check_overrides, requested.parallel.strategy)
+    return TrainingTask(name, config, overrides, check_overrides)
 
 
 def measure(context: Context, options: WorkloadOptions) -> Answers:
@@ -94,7 +88,6 @@ def measure(context: Context, options: WorkloadOptions) -> Answers:
     yield _results.settings_fact(options)
     random_weights = task.config.model.weights == "random"
     yield fact("pretrained", "no" if random_weights else "yes")
-    yield fact("strategy_requested", task.requested_strategy)
     yield fact("strategy", result.value("strategy"))
     yield fact("overrides", task.check_overrides)
     yield from _results.combined_observations({"function_calling": result})

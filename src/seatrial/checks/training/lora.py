@@ -68,11 +68,11 @@ def _compare_stacks(results: Mapping[str, Sequence[TrainingResult]]) -> Answers:
 def _adapter_counts(results: Mapping[str, Sequence[TrainingResult]], config: TrainConfig) -> Answers:
     """Yield the number of trainings that trained more or fewer parameters than the adapters have, and export counts."""
     expected = config.architecture().adapter_parameters(config.lora_targets, config.lora_r)
-    trainings: dict[str, TrainingResult] = {}
-    for stage, stage_results in results.items():
-        for result in stage_results:
-            name = stage if len(stage_results) == 1 else f"{stage} of rank {result.ranks[0]}"
-            trainings[name] = result
+    trainings = {
+        stage if len(stage_results) == 1 else f"{stage} of rank {result.ranks[0]}": result
+        for stage, stage_results in results.items()
+        for result in stage_results
+    }
     counts = {name: result.value("trained_parameters") for name, result in trainings.items() if result.metrics}
     mismatches = sum(count != expected for count in counts.values())
     yield value("adapter_mismatches", mismatches, evidence={"expected": expected, **counts})

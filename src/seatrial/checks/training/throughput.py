@@ -7,7 +7,6 @@ stage to stage is the cost of communication and of the slowest GPU. Each efficie
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
 
 from pydantic import Field
 
@@ -16,7 +15,7 @@ from seatrial.checks.declare import Answers, absent, fact, metric
 from seatrial.checks.training import _ranks, _results, _workload
 from seatrial.checks.training._results import TOKENS_PER_GPU, Stage
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
-from seatrial.model import CLUSTER, Phase, Scope, Series
+from seatrial.model import Phase, Scope
 
 NAME = "throughput"
 GPU, NODE, ALL = "gpu", "node", "cluster"
@@ -113,17 +112,6 @@ def _scaling_observations(results: Mapping[str, Sequence[TrainingResult]]) -> An
             yield absent(name, _NO_STAGE[missing[0]])
         else:
             yield from _results.efficiency(name, results[stage], results[baseline])
-    gpu_counts: list[float] = []
-    median_speeds: list[float] = []
-    for stage_results in results.values():
-        speeds = [result.value(TOKENS_PER_GPU) for result in stage_results]
-        known_speeds = [speed for speed in speeds if speed]
-        if known_speeds:
-            gpu_counts.append(float(len(stage_results[0].ranks)))
-            median_speeds.append(median(known_speeds))
-    if len(gpu_counts) > 1:
-        x, y = tuple(gpu_counts), tuple(median_speeds)
-        yield Series(name=TOKENS_PER_GPU, subject=CLUSTER, x=x, y=y, x_unit="GPUs", y_unit="tokens/s/GPU")
 
 
 def _efficiency(stage: str, baseline: str, fix: str) -> metric:
