@@ -132,11 +132,6 @@ def facts_from_options(
     return {f"run{_suffix(name)}": {"flops_per_token": flops, "precision": precision} for name in names or ("",)}
 
 
-def method_fact(config: str, overrides: Sequence[str], text: str) -> Fact:
-    """Fact ``method``: the config with its overrides, and the ``text`` on what is done with it."""
-    return fact("method", f"{config} ({', '.join(overrides) or 'no overrides'}), {text}")
-
-
 def training_fact(config: TrainConfig, ranks: int) -> dict[str, JsonValue]:
     """Model, batch and precision of a training on ``ranks`` ranks."""
     architecture = config.architecture()
@@ -165,12 +160,18 @@ class Stage:
 
 
 def run_stages(
-    context: Context, config: str, stages: Sequence[Stage], limit_s: float, generate_tokens: int = 0
+    context: Context, config: str, stages: Sequence[Stage], limit_s: float, method: str, generate_tokens: int = 0
 ) -> Generator[Answer, None, dict[str, list[TrainingResult]]]:
-    """Run ``stages`` of ``config`` in order, yield their observations on rank 0 and return the results by stage.
+    """Run ``stages`` of ``config`` in order, yield facts and observations on rank 0 and return the results by stage.
 
+    ``method``: what is done with the config, for the fact of this name, which also has the overrides of all stages.
     Raises SeatrialError if a training cannot start or the disk is full.
     """
+    facts = device_facts(context, this_rank_only=all(stage.groups == [[0]] for stage in stages))
+    if context.rank == 0:
+        yield from facts
+        common = [text for text in stages[0].overrides if all(text in stage.overrides for stage in stages)]
+        yield fact("method", f"{config} ({', '.join(common) or 'no overrides'}), {method}")
     results: dict[str, list[TrainingResult]] = {}
     results_by_training: dict[str, TrainingResult] = {}
     for stage in stages:
@@ -186,29 +187,6 @@ def run_stages(
     if context.rank == 0:
         yield from combined_observations(results_by_training)
     return results
-
-
-def train_on_one_gpu(
-    context: Context,
-    options: WorkloadOptions,
-    name: str,
-    *overrides: str,
-    after_training: str,
-    generate_tokens: int = 0,
-) -> Generator[Answer, None, TrainingResult]:
-    """Train the shipped config ``name`` on the GPU of rank 0; the other ranks wait.
-
-    ``after_training`` describes the next step in the fact ``method``.
-    """
-    facts = device_facts(context, this_rank_only=True)
-    config, overrides = _workload.config_and_overrides(context, options, name, overrides)
-    stage = Stage(overrides=overrides, groups=[[0]])
-    results = yield from run_stages(context, config, [stage], options.limit_s, generate_tokens)
-    (result,) = results[stage.name]
-    if context.rank == 0:
-        yield from facts
-        yield fact("method", f"{config} on one GPU, once, {result.max_steps} steps; {after_training}")
-    return result
 
 
 def efficiency(name: str, trainings: Sequence[TrainingResult], baseline: Sequence[TrainingResult]) -> Iterator[Value]:

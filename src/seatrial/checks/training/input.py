@@ -39,29 +39,27 @@ def measure(context: Context, options: InputOptions) -> Answers:
     from seatrial.bench import one_rank_per_node, rank, storage
     from seatrial.train import train_config
 
-    facts, subjects = _results.device_facts(context), rank.gather(context.subject)
+    subjects = rank.gather(context.subject)
     config, overrides = _workload.config_and_overrides(context, options, CONFIG, OVERRIDES)
     settings = train_config.load(config, overrides)
     sequences = settings.bsz * settings.grad_accum * settings.max_steps * context.world_size
+    method = (
+        f"on all ranks; {sequences} reads of a sequence ({4 * (settings.seq_len + 1)} bytes), each with one request, "
+        "after the data was dropped from the page cache of each node"
+    )
     path = options.path or str(context.artifacts_dir)
     participants = one_rank_per_node.select_participants(context.node)
     try:
         with storage.temporary_folder(path, participants, PREFIX) as folder:
             data = (f"data.samples={min(sequences, MAX_SEQUENCES)}", f"data.cache={folder.path}")
             stage = Stage(overrides=(*OVERRIDES, *data, *options.overrides))
-            results = yield from _results.run_stages(context, config, [stage], options.limit_s)
+            results = yield from _results.run_stages(context, config, [stage], options.limit_s, method)
             shared = storage.is_shared(folder)
     except one_rank_per_node.ParticipantError as error:
         raise SeatrialError(f"cannot use {path}: {error}") from error
     (result,) = results[stage.name]
     if context.rank:
         return
-    yield from facts
-    method = (
-        f"on all ranks; {sequences} reads of a sequence ({4 * (settings.seq_len + 1)} bytes), each with one request, "
-        "after the data was dropped from the page cache of each node"
-    )
-    yield _results.method_fact(config, stage.overrides, method)
     filesystem = read_volume(context.root, path).mount
     yield fact("filesystem", filesystem)
     yield fact("data_shared", "yes" if shared else "no")

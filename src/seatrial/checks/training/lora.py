@@ -25,23 +25,22 @@ STACKS = ("native", "hf")
 GPU_OVERRIDES = ("max_steps=24", "untimed_steps=8")
 MIN_SAMPLES = 1024  # generated within seconds; more do not change the speed
 
+METHOD = (
+    "with each stack: one training per GPU, all at the same time, and one training with DDP on all GPUs; speed of the "
+    "steps after untimed_steps; efficiency: DDP over the median of the single GPUs; time_to_first_step includes the "
+    "compilation of the native stack"
+)
+
 
 def measure(context: Context, options: WorkloadOptions) -> Answers:
     """Train with each stack on single GPUs and with DDP; yield speeds, efficiencies and exports on rank 0."""
     from seatrial.bench import rank
     from seatrial.train import train_config
 
-    facts, subjects = _results.device_facts(context), rank.gather(context.subject)
+    subjects = rank.gather(context.subject)
     samples = f"data.samples={max(MIN_SAMPLES, 16 * context.world_size)}"  # at least two batches of 8 per rank
     config, overrides = _workload.config_and_overrides(context, options, NAME, (), *GPU_OVERRIDES, samples)
     if context.rank == 0:
-        yield from facts
-        method = (
-            "with each stack: one training per GPU, all at the same time, and one training with DDP on all GPUs; speed "
-            "of the steps after untimed_steps; efficiency: DDP over the median of the single GPUs; time_to_first_step "
-            "includes the compilation of the native stack"
-        )
-        yield _results.method_fact(config, overrides, method)
         yield _results.settings_fact(options)
     stages = []
     for stack in STACKS:
@@ -50,7 +49,7 @@ def measure(context: Context, options: WorkloadOptions) -> Answers:
             each_rank = [[number] for number in range(context.world_size)]
             stages.append(Stage(f"{stack}_single_gpu", stack_overrides, each_rank, subjects))
         stages.append(Stage(stack, stack_overrides))
-    results = yield from _results.run_stages(context, config, stages, options.limit_s)
+    results = yield from _results.run_stages(context, config, stages, options.limit_s, METHOD)
     if context.rank == 0:
         yield from _compare_stacks(results)
         yield from _adapter_counts(results, train_config.load(config, overrides))

@@ -31,6 +31,11 @@ MIN_SAMPLES = 256  # generated within seconds; more do not change the speed
 MIN_EFFICIENCY = 90
 # 8 of the model's 32 layers: 2.0 of 7.2 billion parameters, 32 GB of weights, gradients and Adam state on one GPU
 LAYERS = 8
+METHOD = (
+    "once per stage: each GPU separately, all concurrently; each node separately, all concurrently; one training on "
+    "all ranks. Speed of the steps after untimed_steps. efficiency.STAGE_vs_BASELINE: median tokens/s/GPU of a stage "
+    "over that of the baseline. memory_excess: weights and Adam state on the fullest GPU of any stage over the share"
+)
 
 
 class ThroughputOptions(WorkloadOptions):
@@ -46,21 +51,12 @@ def measure(context: Context, options: ThroughputOptions) -> Answers:
     from seatrial.bench import rank, subgroups
     from seatrial.train import train_config
 
-    facts, subjects = _results.device_facts(context), rank.gather(context.subject)
-    ranks_by_node = subgroups.ranks_by_node(context.node)
+    subjects, ranks_by_node = rank.gather(context.subject), subgroups.ranks_by_node(context.node)
     samples = f"data.samples={max(MIN_SAMPLES, 4 * context.world_size)}"  # at least two batches per rank
     config, overrides = _workload.config_and_overrides(
         context, options, NAME, (), *layers_override(options), *GPU_OVERRIDES, samples
     )
     if context.rank == 0:
-        yield from facts
-        method = (
-            "once per stage: each GPU separately, all concurrently; each node separately, all concurrently; one "
-            "training on all ranks. Speed of the steps after untimed_steps. efficiency.STAGE_vs_BASELINE: median "
-            "tokens/s/GPU of a stage over that of the baseline. memory_excess: weights and Adam state on the fullest "
-            "GPU of any stage over the calculated share"
-        )
-        yield _results.method_fact(config, overrides, method)
         offload = train_config.load(config, overrides).parallel.cpu_offload
         yield fact("cpu_offload", "yes" if offload else "no")
     stages = []
@@ -69,7 +65,7 @@ def measure(context: Context, options: ThroughputOptions) -> Answers:
         if stage == NODE:
             stage_subjects = [subject.partition("/")[0] for subject in stage_subjects]
         stages.append(Stage(stage, overrides, groups, stage_subjects))
-    results = yield from _results.run_stages(context, config, stages, options.limit_s)
+    results = yield from _results.run_stages(context, config, stages, options.limit_s, METHOD)
     if context.rank == 0:
         if NODE not in results:
             yield absent(f"{TOKENS_PER_GPU}.{NODE}", _NO_STAGE[NODE])
