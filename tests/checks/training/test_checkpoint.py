@@ -39,23 +39,23 @@ def plan(tmp_path: Path) -> CheckpointPlan:
     """The files of a run without errors."""
     plan = make_plan(tmp_path)
     for name in ("uninterrupted", "killed", "fewer", "fsdp2", "ddp"):
-        plan.run_folder(name).mkdir()
-        write_steps(plan.run_folder(name), *(record(step, loss=float(step)) for step in range(1, 7)))
+        (plan.folder / name).mkdir()
+        write_steps(plan.folder / name, *(record(step, loss=float(step)) for step in range(1, 7)))
     for name in ("uninterrupted", "killed"):
-        write_manifest(plan.run_folder(name) / "checkpoints" / "step-00000003")
-    write_manifest(plan.run_folder("uninterrupted") / "checkpoints" / "step-00000006")
-    (plan.run_folder("killed") / "checkpoints" / "step-00000006.incomplete").mkdir()
+        write_manifest(plan.folder / name / "checkpoints" / "step-00000003")
+    write_manifest(plan.folder / "uninterrupted" / "checkpoints" / "step-00000006")
+    (plan.folder / "killed" / "checkpoints" / "step-00000006.incomplete").mkdir()
     return plan
 
 
 def _different_first_checkpoint(plan: CheckpointPlan) -> None:
-    (plan.run_folder("killed") / "checkpoints" / "step-00000003" / "manifest.json").unlink()
-    (plan.run_folder("killed") / "checkpoints" / "step-00000003").rmdir()
-    write_manifest(plan.run_folder("killed") / "checkpoints" / "step-00000003", a="2")
+    (plan.folder / "killed" / "checkpoints" / "step-00000003" / "manifest.json").unlink()
+    (plan.folder / "killed" / "checkpoints" / "step-00000003").rmdir()
+    write_manifest(plan.folder / "killed" / "checkpoints" / "step-00000003", a="2")
 
 
 def _incomplete_checkpoint_is_accepted(plan: CheckpointPlan) -> None:
-    write_manifest(plan.run_folder("killed") / "checkpoints" / "step-00000006")
+    write_manifest(plan.folder / "killed" / "checkpoints" / "step-00000006")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_checkpoints_after_kill(
 def _changed_loss(name: str, step: int, by: float) -> Callable[[CheckpointPlan], None]:
     def change(plan: CheckpointPlan) -> None:
         steps = [record(number, loss=number + by * (number == step)) for number in range(1, 7)]
-        write_steps(plan.run_folder(name), *steps)
+        write_steps(plan.folder / name, *steps)
 
     return change
 
@@ -96,13 +96,13 @@ def _changed_loss(name: str, step: int, by: float) -> Callable[[CheckpointPlan],
 def test_resumed_and_resharded_runs(
     plan: CheckpointPlan, change: Callable[[CheckpointPlan], None], metrics: set[str]
 ) -> None:
-    write_manifest(plan.run_folder("killed") / "checkpoints" / "step-00000006")
+    write_manifest(plan.folder / "killed" / "checkpoints" / "step-00000006")
     change(plan)
     assert failed_metrics(CHECK, compare_runs(plan)) == metrics
 
 
 def test_different_last_checkpoint_fails(plan: CheckpointPlan) -> None:
-    write_manifest(plan.run_folder("killed") / "checkpoints" / "step-00000006", b="2")
+    write_manifest(plan.folder / "killed" / "checkpoints" / "step-00000006", b="2")
     assert failed_metrics(CHECK, compare_runs(plan)) == {"resumed_files_differing"}
 
 
@@ -140,8 +140,8 @@ def test_rates_and_blocked_times_from_metrics_json(plan: CheckpointPlan) -> None
     saves = {"timed": [result("save", 1000.0), result("save", 3000.0)]}
     saves["timed-resumed"] = [result("load", 5000.0), result("async save", 400.0), result("async save", 600.0)]
     for name, results in saves.items():
-        plan.run_folder(name).mkdir()
-        (plan.run_folder(name) / "metrics.json").write_text(json.dumps({"checkpoints": results}))
+        (plan.folder / name).mkdir()
+        (plan.folder / name / "metrics.json").write_text(json.dumps({"checkpoints": results}))
     values = {item.name: item.value for item in save_and_load_rates(plan) if isinstance(item, Value)}
     assert values == {
         "save_rate": 2.0,

@@ -89,7 +89,7 @@ def _answers(context: Context, plan: CheckpointPlan, limit_s: float) -> Answers:
     2. A run on fewer ranks, which resumes from the checkpoint that all ranks saved.
     3. Resumed runs, two runs that must fail, and the two runs whose saves and loads are timed.
     """
-    from seatrial.train import variants
+    from seatrial.train import checkpoint, variants
 
     start = partial(variants.start_variants, device=context.device, local_rank=context.local_rank, limit_s=limit_s)
     is_rank_0 = context.rank == 0
@@ -97,9 +97,9 @@ def _answers(context: Context, plan: CheckpointPlan, limit_s: float) -> Answers:
     bit_flip, nan = _runs.faulty_runs(plan)
     # All three start now, so that the later ones import torch while the first trains. Rates are measured in the third
     with (
-        start(_runs.first_runs(plan), file_prefix=plan.run_folder("start1"), killed_rank=plan.ranks - 1) as first,
+        start(_runs.first_runs(plan), file_prefix=plan.folder / "start1", killed_rank=plan.ranks - 1) as first,
         _runs.run_on_fewer_ranks(plan, start) as second,
-        start([*resumed, bit_flip, nan, *_runs.timed_runs(plan)], file_prefix=plan.run_folder("start3")) as third,
+        start([*resumed, bit_flip, nan, *_runs.timed_runs(plan)], file_prefix=plan.folder / "start3") as third,
     ):
         context.progress("uninterrupted run; run that is killed while saving")
         first()
@@ -109,7 +109,7 @@ def _answers(context: Context, plan: CheckpointPlan, limit_s: float) -> Answers:
         if second:
             context.progress(f"{plan.fewer_ranks} of {plan.ranks} ranks")
             second()
-        last_checkpoint = plan.run_folder("uninterrupted") / CHECKPOINTS / _runs.checkpoint_name(plan.steps)
+        last_checkpoint = checkpoint.step_folder(plan.folder / "uninterrupted", plan.steps)
         flipped_file = _flip_a_bit(last_checkpoint) if is_rank_0 else ""
         context.progress("resumed runs; bit flip and NaN; bandwidth")
         errors = third()  # one per run
@@ -124,9 +124,9 @@ def killed_run_state(plan: CheckpointPlan) -> Answers:
     """Checkpoints of the killed run before it is resumed, and their differences from the uninterrupted run."""
     from seatrial.train import checkpoint
 
-    found = [*sorted(path.name for path in (plan.run_folder("killed") / CHECKPOINTS).iterdir())]
-    complete_names = [path.name for path in checkpoint.complete_checkpoints(plan.run_folder("killed"))]
-    kept = complete_names == [_runs.checkpoint_name(plan.saved_step)]
+    killed = plan.folder / "killed"
+    found = [*sorted(path.name for path in (killed / CHECKPOINTS).iterdir())]
+    kept = checkpoint.complete_checkpoints(killed) == [checkpoint.step_folder(killed, plan.saved_step)]
     yield value("checkpoints_kept_after_kill", kept, evidence={"found": found})
     yield from _file_differences("repeated", plan, plan.saved_step)
 
@@ -135,8 +135,8 @@ def compare_runs(plan: CheckpointPlan) -> Answers:
     """Differences of the resumed and resharded runs from the uninterrupted run."""
     from seatrial.train import compare
 
-    reference = compare.read_steps(plan.run_folder("uninterrupted"), 0, plan.steps)
-    resumed = compare.read_steps(plan.run_folder("killed"), plan.saved_step, plan.steps)
+    reference = compare.read_steps(plan.folder / "uninterrupted", 0, plan.steps)
+    resumed = compare.read_steps(plan.folder / "killed", plan.saved_step, plan.steps)
     differing = compare.differing_steps(resumed, reference[plan.saved_step :])
     yield value("resumed_steps_differing", len(differing), evidence=f"different in steps {differing}")
     yield from _file_differences("resumed", plan, plan.steps)
@@ -148,7 +148,7 @@ def compare_runs(plan: CheckpointPlan) -> Answers:
         **dict.fromkeys(STRATEGIES, (plan.handover_step, plan.steps)),
     }
     for name, (after, last) in step_ranges.items():
-        steps = compare.read_steps(plan.run_folder(name), after, last)
+        steps = compare.read_steps(plan.folder / name, after, last)
         difference = compare.max_relative_difference(steps, reference[after:last], "loss")
         evidence = f"step {difference.step}: {difference.value:.2e}"
         yield value(f"reshard_difference.{name}", difference.value, evidence=evidence)
@@ -159,8 +159,7 @@ def _file_differences(metric_prefix: str, plan: CheckpointPlan, step: int) -> An
     from seatrial.train import checkpoint
 
     reference, killed = (
-        checkpoint.file_hashes(checkpoint.step_folder(plan.run_folder(name), step))
-        for name in ("uninterrupted", "killed")
+        checkpoint.file_hashes(checkpoint.step_folder(plan.folder / name, step)) for name in ("uninterrupted", "killed")
     )
     names = sorted(name for name in reference.keys() | killed.keys() if reference.get(name) != killed.get(name))
     yield value(f"{metric_prefix}_files_differing", len(names), evidence=f"different: {', '.join(names)}")
@@ -179,7 +178,7 @@ def fault_detection(
 
 def save_and_load_rates(plan: CheckpointPlan) -> Answers:
     """Bandwidth of saves and loads in GB/s and blocked time of saves in seconds, from the timed runs' metrics.json."""
-    reports = [json.loads((plan.run_folder(name) / "metrics.json").read_text()) for name in (TIMED, TIMED_RESUMED)]
+    reports = [json.loads((plan.folder / name / "metrics.json").read_text()) for name in (TIMED, TIMED_RESUMED)]
     timings = [timing for report in reports for timing in report["checkpoints"]]
     yield fact("checkpoint_bytes", timings[0]["bytes"])
     yield fact("rate_definition", RATE_DEFINITION)

@@ -27,14 +27,10 @@ if TYPE_CHECKING:
     from seatrial.train.train_config import TrainConfig
 
 NAME = "function-calling-qwen2-7b"
-SCORES = {  # score → its meaning
-    "json_valid": "answers with calls in which all calls are valid JSON",
-    "schema_valid": "answers with calls in which all calls match the functions' schemas",
-    "function_name_correct": "answers whose calls have the correct function names",
-    "arguments_correct": "answers whose calls have the correct functions and arguments",
-    "call_correct": "answers with exactly the expected calls, which may be none",
-    "irrelevance_correct": "answers without a call where none is expected",
-}
+SCORES = (  # the criteria of score.CRITERIA that are metrics
+    *("json_valid", "schema_valid", "function_name_correct"),
+    *("arguments_correct", "call_correct", "irrelevance_correct"),
+)
 MODELS = ("base", "tuned")
 # Overrides for random weights on GPUs: fewer steps, rows and cases, and the learning rate of an untrained model instead
 # of the config's, which is for a pretrained model.
@@ -79,19 +75,18 @@ def training_task(context: Context, options: WorkloadOptions) -> TrainingTask:
 
 def measure(context: Context, options: WorkloadOptions) -> Answers:
     """Train, evaluate and yield observations on rank 0. Raises SeatrialError if the training cannot start."""
-    facts, task = _results.device_facts(context), training_task(context, options)
-    (result,) = _workload.train(context, "function_calling", task.config_name, task.overrides, limit_s=options.limit_s)
+    task, method = training_task(context, options), "then scores before and after training"
+    stage = _results.Stage(overrides=task.overrides)
+    results = yield from _results.run_stages(context, task.config_name, [stage], options.limit_s, method)
+    (result,) = results[stage.name]
     evaluation, seconds = (None, 0.0) if result.problem else _evaluate(context, task, result.out, options.limit_s)
     if context.rank:
         return
-    yield from facts
     yield _results.settings_fact(options)
     random_weights = task.config.model.weights == "random"
     yield fact("pretrained", "no" if random_weights else "yes")
     yield fact("strategy", result.value("strategy"))
     yield fact("overrides", task.check_overrides)
-    yield from _results.combined_observations({"function_calling": result})
-    yield from _results.training_observations(context, result)
     if evaluation:
         yield from _training_outputs(task.config, result)
         yield from _evaluation_result(evaluation, seconds)
@@ -280,8 +275,8 @@ CHECK = Check(
             when=_results.TRAINED,
         ),
         *(
-            metric(f"{name}.*", unit="%", meaning=f"{meaning}; base before, tuned after training")
-            for name, meaning in SCORES.items()
+            metric(f"{name}.*", unit="%", meaning=f"{score.CRITERIA[name][0]}; base before, tuned after training")
+            for name in SCORES
         ),
         metric("call_correct_gain", unit="%", meaning="call_correct.tuned minus call_correct.base", signed=True),
         metric(

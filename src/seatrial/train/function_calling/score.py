@@ -127,7 +127,7 @@ def _normalized(text: str) -> str:
 
 
 # Criterion → its label, and its value for a score; None: the criterion does not apply
-_CRITERIA: dict[str, tuple[str, Callable[[Score], bool | None]]] = {
+CRITERIA: dict[str, tuple[str, Callable[[Score], bool | None]]] = {
     "call_correct": ("correct answers", lambda score: score.call_correct),
     "expected_call_correct": (
         "correct answers, call expected",
@@ -156,7 +156,7 @@ def summary(scores: Sequence[Score]) -> dict[str, dict[str, int]]:
     Example: ``{"json_valid": {"count": 8, "of": 10}}``.
     """
     counts = {}
-    for name, (_, criterion) in _CRITERIA.items():
+    for name, (_, criterion) in CRITERIA.items():
         values = [value for score in scores if (value := criterion(score)) is not None]
         counts[name] = {"count": sum(values), "of": len(values)}
     return counts
@@ -174,7 +174,7 @@ def table(record: Mapping[str, Any]) -> Iterator[str]:
     heading = f"{sum(cases.values())} cases ({', '.join(f'{count} {split}' for split, count in cases.items())})"
     yield f"{heading:48}  {'base':>11}  {'tuned':>11}"
     columns = [totals(record[model]) for model in ("base", "tuned")]
-    for name, (label, _) in _CRITERIA.items():
+    for name, (label, _) in CRITERIA.items():
         base, tuned = (f"{column[name][0]} of {column[name][1]}" if column[name][1] else "none" for column in columns)
         yield f"{label:48}  {base:>11}  {tuned:>11}"
     test = record["sign_test"]
