@@ -126,8 +126,10 @@ def train(
     context.progress(f"{name}: starting")
 
     def report_progress() -> None:
-        if group_number is not None:
-            _report_progress(context, name, out_folders[group_number], settings.max_steps)
+        """Report the training of rank 0, if its files are readable on this node."""
+        if context.rank == 0 and group_number is not None:
+            if progress := training_progress(out_folders[group_number], settings.max_steps):
+                context.progress(f"{name}: {progress}")
 
     started = time.monotonic()
     children = child_ranks.run_child_ranks(
@@ -202,12 +204,6 @@ def _new_folders(parent: Path, name: str, count: int) -> list[Path]:
         if not any(folder.exists() for folder in folders):
             return folders
         attempt += 1
-
-
-def _report_progress(context: Context, name: str, out: Path, max_steps: int) -> None:
-    """Report the progress of the training in ``out`` from rank 0, if its files are readable on this node."""
-    if context.rank == 0 and (progress := training_progress(out, max_steps)):
-        context.progress(f"{name}: {progress}")
 
 
 def training_progress(out: Path, max_steps: int) -> str:
