@@ -188,7 +188,7 @@ def run(task: Mapping[str, Any]) -> list[dict[str, Any] | None]:
     variants = [Variant.model_validate(fields) for fields in task["variants"]]
     with disk.convert_disk_full(variants[0].out):
         child_ranks.open_child_group(task, "gloo" if task["device"] == "cpu" else parallel.BACKEND)
-        return [(error := run_variant(variant)) and error.model_dump() for variant in variants]
+        return [error.model_dump() if error else None for error in map(run_variant, variants)]
 
 
 if __name__ == "__main__":

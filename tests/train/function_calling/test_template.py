@@ -60,7 +60,7 @@ def test_end_of_turn_that_is_no_token_of_its_own_is_rejected(tokenizer: Any) -> 
     assert template.trains_end_of_turn(tokenizer)
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     backend["added_tokens"] = [token for token in backend["added_tokens"] if token["content"] != template.END_OF_TURN]
-    object_ = Tokenizer.from_str(json.dumps(backend))
-    without_token: Any = PreTrainedTokenizerFast(tokenizer_object=object_, eos_token="<|endoftext|>")
+    fast: Any = PreTrainedTokenizerFast  # untyped
+    without_token = fast(tokenizer_object=Tokenizer.from_str(json.dumps(backend)), eos_token="<|endoftext|>")
     with pytest.raises(UsageError, match="as one token"):
         tokenization.prepare(without_token, 800, chat=True)

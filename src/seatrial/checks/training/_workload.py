@@ -127,9 +127,9 @@ def train(
 
     def report_progress() -> None:
         """Report the training of rank 0, if its files are readable on this node."""
-        if context.rank == 0 and group_number is not None:
-            if progress := training_progress(out_folders[group_number], settings.max_steps):
-                context.progress(f"{name}: {progress}")
+        trains = context.rank == 0 and group_number is not None
+        if progress := trains and training_progress(out_folders[group_number or 0], settings.max_steps):
+            context.progress(f"{name}: {progress}")
 
     started = time.monotonic()
     children = child_ranks.run_child_ranks(
