@@ -237,7 +237,7 @@ def test_asynchronous_saves_write_the_same_files(tmp_path: Path) -> None:
     )
     assert [path.name for path in checkpoint.complete_checkpoints(tmp_path / "asynchronous")] == ["step-00000006"]
     assert [timing["kind"] for timing in first["checkpoints"]] == ["async save"] * 3
-    assert all(timing["blocked_s"] <= timing["seconds"] and timing["mb_per_s"] > 0 for timing in first["checkpoints"])
+    assert all(timing["blocked_s"] <= timing["seconds"] and timing["bytes"] > 0 for timing in first["checkpoints"])
 
 
 def test_a_finished_run_is_not_resumed(tmp_path: Path) -> None:

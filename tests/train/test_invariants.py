@@ -27,11 +27,11 @@ def test_consistent_processes_have_no_errors() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"environment": {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}}, "RANK=3, but rank 2 in torch"),
-        ({"environment": {"RANK": "2", "WORLD_SIZE": "8", "LOCAL_RANK": "0"}}, "WORLD_SIZE=8, but 4 ranks reported"),
+        ({"environment": {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}}, "RANK is 3, expected 2"),
+        ({"environment": {"RANK": "2", "WORLD_SIZE": "8", "LOCAL_RANK": "0"}}, "WORLD_SIZE is 8, expected 4"),
         (
             {"environment": {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": None}},
-            "LOCAL_RANK is not set, but local rank 0",
+            "LOCAL_RANK is not set, expected 0",
         ),
         ({"world_size": 3}, "world size 3"),
     ],
@@ -67,7 +67,7 @@ def test_a_local_rank_with_three_processes_has_their_number() -> None:
 def test_a_rank_that_does_not_report_is_missing() -> None:
     errors = invariants.rank_errors([process(rank) for rank in range(3)])
     assert errors[3] == "missing"
-    assert errors[0] == "WORLD_SIZE=4, but 3 ranks reported; world size 4 in torch, but 3 ranks reported"
+    assert errors[0] == "WORLD_SIZE is 4, expected 3; world size 4 in torch, but 3 ranks reported"
 
 
 def test_shared_gpus() -> None:

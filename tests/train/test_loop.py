@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from seatrial.model import SeatrialError, UsageError
-from seatrial.train import checkpoint, loop, parallel, weights
+from seatrial.train import checkpoint, loop, parallel
 from seatrial.train.train_config import Schedule, TrainConfig
 from tests.train import ranks
 from tests.train.ranks import Failed, config
@@ -94,36 +94,24 @@ def test_hsdp_and_fsdp2_have_equal_losses(tmp_path: Path) -> None:
         shutil.rmtree(checkpoint.step_folder(out, 4))
     assert expected_gib == [expected_gib[0], 2 * expected_gib[0], expected_gib[0]]
     assert parallelism == [("fsdp2", 1), ("fsdp2", 2), ("fsdp2", 1)]
-    assert ranks.run(4, _hsdp_errors_and_rows, hsdp) == [(0, 128)] * 4
+    replicated = (Replicate(), Shard(0))
+    assert ranks.run(4, _placements_and_rows, hsdp) == [({(replicated, (2, 2))}, 128)] * 4
     (failed,) = ranks.run(1, ranks.train, hsdp, tmp_path / "one-rank")
     assert "parallel.replicas 2: expected a divisor of 1 (ranks)," in failed.message
 
 
-def _hsdp_errors_and_rows(settings: TrainConfig) -> tuple[int, int]:
-    """The number of sharding errors with two replicas, and this rank's rows of the embedding."""
+def _placements_and_rows(settings: TrainConfig) -> tuple[set[Any], int]:
+    """The distinct placements and mesh shapes of all parameters, and this rank's rows of the embedding."""
     with parallel.process_group(60) as world:
         model = parallel.build(settings, world).model
-        parameters = len(list(model.parameters()))
-        assert len(parallel.sharding_errors(model, 4)) == len(parallel.sharding_errors(model, 4, 4)) == parameters
-        return len(parallel.sharding_errors(model, 4, 2)), len(cast(DTensor, model.embed_tokens.weight).to_local())
+        parameters = [cast(DTensor, parameter) for parameter in model.parameters()]
+        placements = {(tuple(each.placements), tuple(each.device_mesh.shape)) for each in parameters}
+        return placements, len(cast(DTensor, model.embed_tokens.weight).to_local())
 
 
 @pytest.mark.training
-def test_sharding_errors(tmp_path: Path) -> None:
-    model = weights.build_on_meta(config().architecture(), torch.float, torch.float)
-    errors = parallel.sharding_errors(model, 2)
-    assert errors[0] == "embed_tokens.weight is not sharded"
-    assert len(errors) == len(list(model.parameters()))
-    settings = config(parallel=FSDP)
-    assert ranks.run(2, _fsdp_errors_and_rows, settings) == [(0, 128), (0, 128)]
-
-
-def _fsdp_errors_and_rows(settings: TrainConfig) -> tuple[int, int]:
-    """The number of sharding errors, and this rank's rows of the embedding."""
-    with parallel.process_group(60) as world:
-        model = parallel.build(settings, world).model
-        assert len(parallel.sharding_errors(model, 4)) == len(list(model.parameters()))
-        return len(parallel.sharding_errors(model, 2)), len(cast(DTensor, model.embed_tokens.weight).to_local())
+def test_sharding_over_all_ranks(tmp_path: Path) -> None:
+    assert ranks.run(2, _placements_and_rows, config(parallel=FSDP)) == [({((Shard(0),), (2,))}, 128)] * 2
 
 
 def test_metrics_have_the_names_of_training_scripts(tmp_path: Path) -> None:

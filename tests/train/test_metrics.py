@@ -28,7 +28,7 @@ from tests.train.ranks import config
                 "strategy=fsdp2",
             ],
         ),
-        ({"use_lora": True, "bsz": 1}, ["frozen weights 0.0 GiB", "seq_len=8"]),
+        ({"use_lora": True, "bsz": 1}, ["weights 0.0 GiB; the rest", "seq_len=8"]),
         ({"gradient_checkpointing": True}, ["loss_chunks=16"]),
         ({"gradient_checkpointing": True, "stack": "hf"}, ["stack=native"]),
         ({"parallel": {"strategy": "fsdp2"}}, ["before sharding", "parallel.cpu_offload=true"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from seatrial.model import UsageError
-from seatrial.train import parallel
+from seatrial.model import SeatrialError, UsageError
+from seatrial.train import loop, parallel
 from seatrial.train.parallel import World
 from tests.train.ranks import config
 
@@ -59,7 +60,6 @@ def test_sharded_model_has_all_parameters_in_shards(world: World) -> None:
     counts = parallel.tensor_counts(built.model)
     assert counts["sharded_tensors"] == counts["parameter_tensors"] == len(built.trained_parameters) > 0
     assert built.train_module is built.model
-    assert parallel.sharding_errors(built.model, ranks=1) == []
     assert not any(isinstance(parallel.unshard(tensor), DTensor) for tensor in built.model.parameters())
 
 
@@ -88,27 +88,19 @@ def test_groups_of_fsdp2(world: World, wrap: dict[str, Any], groups: list[str]) 
     assert [names[module] for module in parallel.fsdp_groups(model, settings.parallel)] == groups
 
 
-def test_unsharded_model_is_an_error_for_each_parameter(world: World) -> None:
-    model = parallel.build(config(), world).model
-    counts = parallel.tensor_counts(model)
-    assert counts["sharded_tensors"] == 0
-    errors = parallel.sharding_errors(model, ranks=1)
-    assert len(errors) == counts["parameter_tensors"]
-    assert errors[0].endswith("is not sharded")
+@pytest.mark.parametrize(("placement", "sharded"), [(None, 0), (Replicate(), 0), (Shard(1), 0), (Shard(0), 1)])
+def test_only_parameters_in_rows_count_as_sharded(world: World, placement: Any, sharded: int) -> None:
+    layer = nn.Linear(2, 4, bias=False)
+    if placement is not None:
+        weight = distribute_tensor(layer.weight.data, init_device_mesh("cpu", (1,)), [placement])
+        layer.weight = nn.Parameter(weight)
+    assert parallel.tensor_counts(layer) == {"parameter_tensors": 1, "sharded_tensors": sharded}
 
 
-def test_parameter_that_is_not_sharded_by_rows_is_an_error(world: World) -> None:
-    mesh = init_device_mesh("cpu", (1,))
-
-    def errors(*placements: Replicate | Shard, ranks: int = 1) -> list[str]:
-        layer = nn.Linear(2, 4, bias=False)
-        layer.weight = nn.Parameter(distribute_tensor(layer.weight.data, mesh, placements))
-        return parallel.sharding_errors(layer, ranks)
-
-    assert errors(Shard(0)) == []
-    assert "weight is (Replicate(),)" in errors(Replicate())[0]
-    assert "weight is (Shard(dim=1),)" in errors(Shard(1))[0]
-    assert "over 1 ranks" in errors(Shard(0), ranks=2)[0]
+def test_unsharded_model_is_an_error_with_fsdp2(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(parallel, "shard", lambda *_: None)
+    with pytest.raises(SeatrialError, match=r"FSDP2 sharded 0 of \d+ parameters"):
+        loop.train(config(parallel={"strategy": "fsdp2"}), tmp_path)
 
 
 @pytest.mark.parametrize(("ranks", "replicas"), [(4, 3), (4, 4)])

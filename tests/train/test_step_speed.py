@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.train.step_speed import training_speed
+from seatrial.model import SeatrialError
+from seatrial.train.step_speed import read_steps, training_speed
 
 STEP_1 = (
     '{"step": 1, "loss": 5.5629730224609375, "grad_norm": 1.3660447597503662, "learning_rate": 0.003, '
@@ -20,6 +21,19 @@ STEP_1 = (
 def steps(first: int, last: int, seconds: float = 0.5) -> str:
     lines = ({"step": step, "loss": 6.0 / step, "tokens": 256, "seconds": seconds} for step in range(first, last + 1))
     return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def test_incomplete_line_is_ignored(tmp_path: Path) -> None:
+    assert read_steps(tmp_path) == []
+    (tmp_path / "steps.jsonl").write_text(steps(1, 399) + '{"step": 400, "lo')
+    assert [step["step"] for step in read_steps(tmp_path)] == list(range(1, 400))
+
+
+@pytest.mark.parametrize("line", [b'{"step": 1, "lo\n', b"[1, 2]\n", b'{"loss": 1}\n', b'{"step": "1"}\n', b"\xff\0\n"])
+def test_invalid_step_line_is_an_error_with_the_file_name(line: bytes, tmp_path: Path) -> None:
+    (tmp_path / "steps.jsonl").write_bytes(b'{"step": 1, "loss": 2.0}\n' + line)
+    with pytest.raises(SeatrialError, match=r"steps\.jsonl"):
+        read_steps(tmp_path)
 
 
 def test_rates_are_of_the_last_twenty_steps(tmp_path: Path) -> None:

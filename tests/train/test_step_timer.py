@@ -31,19 +31,18 @@ def step(timer: step_timer.StepTimer) -> None:
     with timer.data_wait():
         pass
     timer.begin()
-    timer.end_forward()
     timer.end_compute()
     timer.end()
 
 
 def test_times_of_two_steps(seconds: list[float]) -> None:
     seconds += [10]
-    for base in (10, 20):  # data wait 0 to 2, begin, forward, last gradient, end
-        seconds += [base, base + 2, base + 2, base + 3, base + 6, base + 7, base + 10]
+    for base in (10, 20):  # data wait 0 to 2, begin, last gradient, end
+        seconds += [base, base + 2, base + 2, base + 3, base + 7, base + 10]
     timer = step_timer.StepTimer(CPU)
     for _ in range(2):
         step(timer)
-    times = step_timer.StepTimes(seconds=10, forward=3, compute=4, data_wait=2)
+    times = step_timer.StepTimes(seconds=10, compute=4, data_wait=2)
     assert [timer.read(), timer.read()] == [times, times]
     with pytest.raises(IndexError):
         timer.read()
@@ -52,13 +51,13 @@ def test_times_of_two_steps(seconds: list[float]) -> None:
 def test_waiting_for_a_core_is_neither_compute_nor_wait_for_data(
     seconds: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # first mark, before and after the batch, at its end, begin, forward, last gradient, end: each is read twice
-    waited = iter([wait for wait in (0.0, 0.0, 1.5, 1.5, 1.5, 1.5, 3.0, 3.0) for _ in range(2)])
+    # first mark, before and after the batch, at its end, begin, last gradient, end: each is read twice
+    waited = iter([wait for wait in (0.0, 0.0, 1.5, 1.5, 1.5, 3.0, 3.0) for _ in range(2)])
     monkeypatch.setattr(step_timer, "_scheduler_wait", lambda: lambda: next(waited))
-    seconds += [10, 10, 12, 12, 13, 16, 17, 20]
+    seconds += [10, 10, 12, 12, 13, 17, 20]
     timer = step_timer.StepTimer(CPU)
     step(timer)
-    assert timer.read() == step_timer.StepTimes(seconds=10, forward=3, compute=2.5, data_wait=0.5)
+    assert timer.read() == step_timer.StepTimes(seconds=10, compute=2.5, data_wait=0.5)
 
 
 def test_time_is_read_again_after_a_loss_of_the_core(seconds: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +84,6 @@ def test_compute_time_is_unknown_without_its_end_or_without_scheduler_statistics
     with timer.data_wait():
         pass
     timer.begin()
-    timer.end_forward()
     timer.end()
     assert timer.read().compute is None
     monkeypatch.setattr(step_timer, "_scheduler_wait", lambda: None)
@@ -94,26 +92,13 @@ def test_compute_time_is_unknown_without_its_end_or_without_scheduler_statistics
     assert timer.read().compute is None
 
 
-def test_only_the_first_micro_batch_counts_as_forward(seconds: list[float]) -> None:
-    seconds += [10, 10, 11, 11, 11, 13, 20]
-    timer = step_timer.StepTimer(CPU)
-    with timer.data_wait():
-        pass
-    timer.begin()
-    timer.end_forward()
-    timer.end_forward()  # of the second: takes no reading
-    timer.end()
-    times = timer.read()
-    assert (times.seconds, times.forward) == (10, 2)
-
-
 def test_reset_excludes_the_time_between_two_steps(seconds: list[float]) -> None:
-    seconds += [10, 50, 50, 50, 50, 51, 52, 53, 54]
+    seconds += [10, 50, 50, 50, 50, 51, 53, 54]
     timer = step_timer.StepTimer(CPU)
     timer.reset()  # at 50: a checkpoint was saved
     step(timer)
     times = timer.read()
-    assert (times.seconds, times.forward) == (4, 1)
+    assert (times.seconds, times.compute) == (4, 2)
 
 
 def test_matrix_products_are_timed_on_gpus_only() -> None:

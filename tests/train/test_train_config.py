@@ -1,3 +1,4 @@
+import json
 import re
 from pathlib import Path
 
@@ -133,8 +134,19 @@ def test_model_layers() -> None:
     settings = train_config.load("throughput", ["model.layers=8"])
     assert settings.architecture().num_hidden_layers == 8
     assert 2.0e9 < settings.architecture().parameters < 2.1e9
+    with pytest.raises(UsageError, match=r"model\.layers"):
+        train_config.load("throughput", ["model.layers=1000000000"])
     with pytest.raises(UsageError, match="layers requires weights: random"):
         train_config.load("throughput", ["model.layers=8", "model.weights=folder"])
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gemma"])
+def test_weights_of_an_absurd_size_are_rejected_before_a_model_is_built(tmp_path: Path, kind: str) -> None:
+    fields = {"model_type": kind, "num_hidden_layers": 10**9}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    for stack in ("native", "hf"):
+        with pytest.raises(UsageError, match="num_hidden_layers 1000000000, expected at most 1000"):
+            train_config.load("tiny/lora-mistral-7b-ddp", [f"model.weights={tmp_path}", f"stack={stack}"])
 
 
 def test_model_width_keeps_the_head_size() -> None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from seatrial.model import SeatrialError
 from seatrial.train import checkpoint, loop, train_config, variants
-from seatrial.train.variants import InjectedFault, Variant, injected_fault, run_variant
+from seatrial.train.variants import InjectedFault, Variant, VariantError, injected_fault, run_variant
 from tests.train.ranks import config
 
 BIT_FLIP_MESSAGE = "__1_0.distcp: SHA-256 mismatch"
@@ -28,7 +28,7 @@ def test_expected_error_is_the_error_of_each_rank(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(peer_error, "__wrapped__", rank_error, raising=False)
     monkeypatch.setattr(loop, "train", peer_error)
     variant = Variant(settings=train_config.load("tiny/checkpoint"), out=tmp_path, expect_error=True)
-    assert run_variant(variant) == BIT_FLIP_MESSAGE
+    assert run_variant(variant) == VariantError(message=BIT_FLIP_MESSAGE)
     with pytest.raises(SeatrialError, match="stopped after rank 1"):
         run_variant(variant.model_copy(update={"expect_error": False}))
 
@@ -51,13 +51,31 @@ def test_pod_without_the_run_directory_of_rank_0_creates_its_own_folder(
 
 def test_nan_is_the_gradient_of_one_step_of_one_rank(tmp_path: Path) -> None:
     settings, fault = config(max_steps=3), InjectedFault(kind="nan", rank=0, step=2)
-    message = run_variant(Variant(settings=settings, out=tmp_path / "nan", fault=fault, expect_error=True))
-    assert message.startswith("step 2: "), message
-    assert "not finite" in message
+    error = run_variant(Variant(settings=settings, out=tmp_path / "nan", fault=fault, expect_error=True))
+    assert error is not None
+    assert error.message.startswith("step 2: "), error
+    assert error.nonfinite_ranks == (0,)
     dist.destroy_process_group()  # training leaves it open after an error
     elsewhere = fault.model_copy(update={"rank": 1})
-    assert run_variant(Variant(settings=settings, out=tmp_path / "other rank", fault=elsewhere)) == ""
-    assert run_variant(Variant(settings=settings, out=tmp_path / "no fault")) == ""
+    assert run_variant(Variant(settings=settings, out=tmp_path / "other rank", fault=elsewhere)) is None
+    assert run_variant(Variant(settings=settings, out=tmp_path / "no fault")) is None
+
+
+def test_damaged_file_is_a_field_of_the_error(tmp_path: Path) -> None:
+    settings, resume = (config(max_steps=2, checkpoint={"every": 1, "resume": resume}) for resume in (False, True))
+    run_variant(Variant(settings=settings, out=tmp_path))
+    newest = checkpoint.complete_checkpoints(tmp_path)[-1]
+    file = next(newest.glob("*.distcp"))
+    file.write_bytes(bytes(file.stat().st_size))
+    error = run_variant(Variant(settings=resume, out=tmp_path, expect_error=True))
+    assert error is not None
+    assert (error.damaged_files, error.nonfinite_ranks) == ((file.name,), ())
+    dist.destroy_process_group()  # training leaves it open after an error
+    (newest / "manifest.json").write_text("{}")
+    error = run_variant(Variant(settings=resume, out=tmp_path, expect_error=True))
+    assert error is not None
+    assert error.damaged_files == ("manifest.json",)
+    dist.destroy_process_group()
 
 
 def test_original_methods_are_restored_after_a_fault() -> None:

@@ -11,6 +11,9 @@ from seatrial.model import UsageError
 from seatrial.train import architecture, weights
 from tests.train.decoders import CPU, random_decoder
 
+# Of a small model, but for its number of layers
+HUGE = architecture.load("qwen2-tiny").model_dump() | {"num_hidden_layers": 10**9}
+
 
 def test_weights_of_another_model_are_rejected(tmp_path: Path) -> None:
     state = random_decoder("mistral-tiny").state_dict()
@@ -33,6 +36,8 @@ def test_weights_of_another_model_are_rejected(tmp_path: Path) -> None:
     [
         ("{", "cannot read .*config.json"),
         ('{"model_type": "gemma"}', "model_type"),
+        (json.dumps(HUGE), "num_hidden_layers"),
+        (json.dumps(HUGE | {"num_hidden_layers": 1, "vocab_size": 10**18}), "vocab_size"),
         ('{"model_type": "llama", "rope_scaling": {"rope_type": "llama3"}}', "rope type 'llama3' is not supported"),
     ],
 )

@@ -14,6 +14,15 @@ from seatrial.util import data_files
 from seatrial.util.input_files import read_json
 
 _MODELS = resources.files("seatrial") / "data" / "models"
+# Far above known models, with at most 126 layers and sizes of 2**18: a model of 10**9 layers would fill the memory
+# before a weight is allocated, in transformers' class of its config.json
+MAX_LAYERS, MAX_SIZE = 1000, 2**20
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+_LIMITS = {"num_hidden_layers": MAX_LAYERS, **dict.fromkeys(_SIZES, MAX_SIZE)}
+
+
+class ModelTooLargeError(UsageError):
+    """A config.json has more layers, or a larger size, than any known model."""
 
 
 class Architecture(Frozen):
@@ -154,11 +163,15 @@ def presets() -> list[str]:
 def load(name: str) -> Architecture:
     """The preset ``name``, or the config.json at path ``name`` (the file or its folder).
 
-    Raises UsageError: it names the file if the file cannot be read, and the key if a value is missing or not supported.
+    Raises UsageError: it names the file if the file cannot be read, and the key if a value is missing or not supported;
+    ModelTooLargeError for a model of any kind.
     """
     path = Path(name, "config.json") if Path(name).is_dir() else Path(name)
     try:
         fields = data_files.read(f"models/{name}.yaml")["config"] if name in presets() else read_json(path)
+        for key, limit in _LIMITS.items():
+            if isinstance(fields, dict) and isinstance(size := fields.get(key), int) and size > limit:
+                raise ModelTooLargeError(f"model {name}: {key} {size}, expected at most {limit}")
         return Architecture.model_validate(fields)
     except ValidationError as error:
         raise UsageError(f"model {name}: {first_validation_error(error)}") from error

@@ -45,16 +45,23 @@ THREADS = 4  # per rank, for writing and hashing: one thread does not saturate a
 _OPTIONS = StateDictOptions(ignore_frozen_params=True)
 
 
+class DamagedCheckpointError(SeatrialError):
+    """``files`` of the checkpoint, or its manifest, cannot be read or differ from what was saved."""
+
+    def __init__(self, message: str, files: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.files = files
+
+
 @dataclass(frozen=True)
 class CheckpointTiming:
-    """Size, duration and rate of one save or load."""
+    """Size and duration of one save or load."""
 
     kind: str  # "save", "async save" or "load"
     step: int
     bytes: int
     blocked_s: float  # seconds for which training was paused
     seconds: float  # duration of the whole load or save, including hashes, manifest and rename
-    mb_per_s: float  # bytes / 1e6 / seconds
 
 
 def step_folder(out: Path, step: int) -> Path:
@@ -195,16 +202,13 @@ class Checkpointer:
         gather(None, self._group)  # all ranks wait for the rename
         size = sum(entry["bytes"] for entry in files.values())
         seconds = time.monotonic() - start
-        return CheckpointTiming(
-            kind, step, size, seconds if blocked is None else blocked, seconds, size / 1e6 / seconds
-        )
+        return CheckpointTiming(kind, step, size, seconds if blocked is None else blocked, seconds)
 
     def restore(self, out: Path, built: BuiltModel, optimizer: Any) -> int:
         """Loads the newest complete checkpoint; returns its step, or 0 if there is none.
 
-        With checkpoint.requeue, a damaged checkpoint is skipped if there is an older one. Raises SeatrialError on all
-        ranks if the checkpoint is damaged (see _newest_intact) or belongs to another model, or if the newest checkpoint
-        differs between ranks.
+        Raises DamagedCheckpointError (see _newest_intact), and on all ranks SeatrialError if the checkpoint belongs to
+        another model or if the newest checkpoint differs between ranks.
         """
         checkpoints = complete_checkpoints(out)
         newest = set(self._world.gather(str(checkpoints[-1]) if checkpoints else ""))
@@ -231,42 +235,36 @@ class Checkpointer:
         )
         size, seconds = sum(entry["bytes"] for entry in manifest["files"].values()), time.monotonic() - start
         step: int = manifest["step"]
-        self.results.append(CheckpointTiming("load", step, size, seconds, seconds, size / 1e6 / seconds))
+        self.results.append(CheckpointTiming("load", step, size, seconds, seconds))
         return step
 
     def _newest_intact(self, checkpoints: list[Path]) -> Path:
         """The newest checkpoint; with checkpoint.requeue (for unattended jobs), the newest one that is not damaged.
 
-        Raises SeatrialError on all ranks if the newest is damaged; with checkpoint.requeue, only if all are damaged.
+        Raises DamagedCheckpointError on all ranks if the newest is damaged; with checkpoint.requeue, only if all are.
         """
-        newest_first = checkpoints[::-1]
-        for candidate, older in zip(newest_first, [*newest_first[1:], None], strict=True):
-            damage = self._damage(candidate)
-            if not damage:
-                break
-            message = f"checkpoint {candidate} is damaged: {'; '.join(damage)}"
-            if older is None:
-                raise SeatrialError(f"{message}; remove it to restart at step 1")
-            if not self._settings.requeue:
-                raise SeatrialError(f"{message}; remove it to resume from {older.name}")
+        *older, candidate = checkpoints
+        while damage := self._damage(candidate):
+            message = f"checkpoint {candidate} is damaged: {'; '.join(damage.values())}"
+            if not older or not self._settings.requeue:
+                remedy = f"resume from {older[-1].name}" if older else "restart at step 1"
+                raise DamagedCheckpointError(f"{message}; remove it to {remedy}", tuple(damage))
+            candidate = older.pop()
             if self._world.is_rank_0:
-                print(f"{message}; using {older.name}", file=sys.stderr)
+                print(f"{message}; using {candidate.name}", file=sys.stderr)
         return candidate
 
-    def _damage(self, folder: Path) -> list[str]:
-        """The differences between the files of a checkpoint and its manifest, the same list on all ranks.
-
-        Each rank hashes a part of the files.
-        """
+    def _damage(self, folder: Path) -> dict[str, str]:
+        """File of a checkpoint → its difference from the manifest; the same on all ranks, each hashes a part."""
         try:
             files: Mapping[str, Mapping[str, Any]] = _read_manifest(folder)["files"]
             names = sorted(files)[self._world.rank :: self._world.size]
             with ThreadPoolExecutor(THREADS) as threads:
                 results = threads.map(lambda name: data_cache.file_difference(folder / name, files[name]), names)
-                errors = [result for result in results if result]
+                damage = {name: difference for name, difference in zip(names, results, strict=True) if difference}
         except SeatrialError as error:
-            errors = [str(error)]
-        return list(dict.fromkeys(chain.from_iterable(self._world.gather(errors))))
+            damage = {MANIFEST_FILE: str(error)}
+        return {name: text for of_rank in self._world.gather(damage) for name, text in of_rank.items()}
 
 
 def _state(model: nn.Module, optimizer: Any) -> dict[str, Any]:

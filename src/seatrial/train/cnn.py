@@ -138,10 +138,3 @@ def load(path: Path, device: str) -> nn.Sequential:
     net = build(device)
     net.load_state_dict(torch.load(path, map_location=device, weights_only=True))
     return net
-
-
-def describe_device(device: str) -> dict[str, str]:
-    """Device type, device name and torch version."""
-    kind = torch.device(device).type
-    name = torch.cuda.get_device_name(device) if kind == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    return {"device": kind, "device_name": name, "torch": str(torch.__version__)}

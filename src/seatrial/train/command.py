@@ -44,20 +44,15 @@ def run(config: TrainConfig, out: Path | None, started: float | None = None) -> 
             f"training needs {error.name}, which is not installed: pip install '.[torch]' in a clone of seatrial"
         ) from error
     try:
-        if config.stack == "hf":
+        with disk.convert_disk_full(out or Path()):
+            if config.stack == "native":
+                return loop.train(config, out, started)
             # No time in the folder's name: the ranks cannot communicate yet and would get different names
             folder = out or Path("seatrial-runs", config.run_name)
             with contextlib.redirect_stdout(sys.stderr):  # accelerate and DeepSpeed log to stdout
                 return hf.train(config, folder, started)
-        return loop.train(config, out, started)
-    except SeatrialError:
-        raise
-    except Exception as error:
-        if disk_full := disk.disk_full_error(error, out or Path()):
-            raise disk_full from error
-        if isinstance(error, OSError):
-            raise SeatrialError(f"training stopped: {error}") from error
-        raise
+    except OSError as error:
+        raise SeatrialError(f"training stopped: {error}") from error
 
 
 def preprocess(config: TrainConfig) -> dict[str, Any] | None:

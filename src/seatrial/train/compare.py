@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from seatrial.model import SeatrialError
-from seatrial.train.step_speed import STEPS_FILE
+from seatrial.train import step_speed
 
 StepRecord = dict[str, Any]  # a line of steps.jsonl
 # The fields of a step that a repetition of the run must reproduce bit by bit
@@ -26,13 +25,9 @@ class Difference:
 
 def read_steps(out: Path, after: int, last: int) -> list[StepRecord]:
     """The records of steps ``after`` + 1 to ``last`` in ``out``/steps.jsonl. Raises SeatrialError."""
-    path = out / STEPS_FILE
-    try:
-        all_records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError) as error:
-        raise SeatrialError(f"cannot read {path}: {error}") from error
-    records = [record for record in all_records if after < record["step"] <= last]
+    records = [record for record in step_speed.read_steps(out) if after < record["step"] <= last]
     if [record["step"] for record in records] != list(range(after + 1, last + 1)):
+        path = out / step_speed.STEPS_FILE
         raise SeatrialError(f"{path}: expected one record per step from {after + 1} to {last}, found {len(records)}")
     return records
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from seatrial.model import UsageError
 from seatrial.train import blocks, data_cache, markov, page_cache, ranks
 from seatrial.train.blocks import BLOCKS_FILE, IGNORE_INDEX, INFO_FILE, DatasetInfo
-from seatrial.train.disk import atomic_write_folder
 from seatrial.train.train_config import TrainConfig
 from seatrial.util.files import write_json
 from seatrial.util.input_files import read_json
@@ -80,13 +79,13 @@ def _prepare(settings: TrainConfig, folder: Path) -> data_cache.Prepared:
         settings.seed,
         settings.model.architecture().vocab_size,
     ]
-    markov_folder = folder / data_cache.folder_name(blocks.PREFIX, key)
-    if not markov_folder.is_dir():
+
+    def write_files(temporary: Path) -> None:
         generated = generate_blocks(settings)
-        with atomic_write_folder(markov_folder) as temporary:
-            np.save(temporary / BLOCKS_FILE, generated.tokens)
-            write_json(temporary / INFO_FILE, asdict(generated.info))
-    return data_cache.Prepared(markov_folder, hit=False, message="")
+        np.save(temporary / BLOCKS_FILE, generated.tokens)
+        write_json(temporary / INFO_FILE, asdict(generated.info))
+
+    return data_cache.prepare_generated(folder, blocks.PREFIX, key, write_files)
 
 
 def generate_blocks(settings: TrainConfig) -> Blocks:

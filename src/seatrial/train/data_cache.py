@@ -102,6 +102,15 @@ def prepare(
     return prepared
 
 
+def prepare_generated(folder: Path, prefix: str, key: list[Any], write_files: Callable[[Path], None]) -> Prepared:
+    """The generated data of ``key`` in ``folder``; if there is none, ``write_files`` writes it."""
+    path = folder / folder_name(prefix, key)
+    if not path.is_dir():
+        with atomic_write_folder(path) as temporary:
+            write_files(temporary)
+    return Prepared(path, hit=False, message="")
+
+
 def _locate(config: TrainConfig, folder: Path, prefix: str, key: Key) -> Prepared:
     """The prepared data of ``key``; if there is none, where to write it."""
     environment_cache = os.environ.get(CACHE_VARIABLE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from statistics import fmean
 from time import monotonic
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from seatrial.train import data, invariants, parallel, train_config
+from seatrial.train import compare, data, invariants, parallel, train_config
 from seatrial.train.loop import Trainer
 from seatrial.train.parallel import World
 from seatrial.train.progress import Step
@@ -60,13 +60,12 @@ class DdpComparison:
         None on ranks above 0, and if no step is finite in both runs. AdamW is invariant to the gradient's scale, so
         only the gradient norm shows that gradients were summed instead of averaged.
         """
-        differences: list[float] = []
-        for step, reference in zip(self.ddp_steps, self.single_process_steps or [], strict=False):
-            if step.finite and reference.finite:
-                for field in ("loss", "grad_norm"):
-                    expected = getattr(reference, field)
-                    differences.append(abs(getattr(step, field) - expected) / abs(expected))
-        return max(differences, default=None)
+        pairs = zip(self.ddp_steps, self.single_process_steps or [], strict=False)
+        finite = [(asdict(step), asdict(reference)) for step, reference in pairs if step.finite and reference.finite]
+        if not finite:
+            return None
+        steps, references = zip(*finite, strict=True)
+        return max(compare.max_relative_difference(steps, references, each).value for each in ("loss", "grad_norm"))
 
 
 def compare_with_single_process(world: World, steps: int, progress: Callable[[str], None]) -> DdpComparison:

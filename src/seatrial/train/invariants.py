@@ -52,15 +52,10 @@ def rank_errors(processes: Sequence[RankInfo]) -> dict[int, str]:
     local_ranks = Counter((process.node, process.local_rank) for process in processes)
     for process in processes:
         texts = errors.setdefault(process.rank, [])
-        expected_variables = {
-            "RANK": (process.rank, f"rank {process.rank} in torch"),
-            "WORLD_SIZE": (size, f"{size} ranks reported"),
-            "LOCAL_RANK": (process.local_rank, f"local rank {process.local_rank} in seatrial"),
-        }
-        for name, (expected, source) in expected_variables.items():
-            value = process.environment[name]
-            if value != str(expected):
-                texts.append(f"{name} is not set, but {source}" if value is None else f"{name}={value}, but {source}")
+        expected = {"RANK": process.rank, "WORLD_SIZE": size, "LOCAL_RANK": process.local_rank}
+        for name, number in expected.items():
+            if process.environment[name] != str(number):
+                texts.append(f"{name} is {process.environment[name] or 'not set'}, expected {number}")
         if process.world_size != size:
             texts.append(f"world size {process.world_size} in torch, but {size} ranks reported")
         if processes_per_rank[process.rank] > 1:

@@ -53,7 +53,11 @@ GC_INTERVAL = 50
 
 
 class NonFiniteError(SeatrialError):
-    """A loss or gradient norm is not finite; that step did not change the weights."""
+    """A loss or gradient norm is not finite; ``ranks``: those whose own loss or gradient is not."""
+
+    def __init__(self, message: str, ranks: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.ranks = ranks
 
 
 @failure.propagate_failure()
@@ -102,11 +106,10 @@ def train(settings: TrainConfig, folder: Path | None = None, started: float | No
 
 
 def _check_model(settings: TrainConfig, built: BuiltModel, world: World) -> None:
-    """Raises SeatrialError for an incorrectly sharded parameter; rank 0 prints the number of trained parameters."""
-    is_sharded = settings.parallel.strategy == "fsdp2"
-    errors = parallel.sharding_errors(built.model, world.size, settings.parallel.replicas) if is_sharded else []
-    if errors:
-        raise SeatrialError(f"rank {world.rank}: incorrectly sharded parameters: {len(errors)}, first: {errors[0]}")
+    """Raises SeatrialError for an unsharded parameter; rank 0 prints the number of trained parameters."""
+    tensors, sharded = parallel.tensor_counts(built.model).values()
+    if settings.parallel.strategy == "fsdp2" and sharded < tensors:
+        raise SeatrialError(f"rank {world.rank}: FSDP2 sharded {sharded} of {tensors} parameters, expected all")
     if world.is_rank_0:
         trained, total = metrics.parameter_counts(built.model)
         print(f"training {trained:,} of {total:,} parameters", file=sys.stderr)
@@ -244,7 +247,6 @@ class Trainer:
             sync = self._communicate and index == settings.grad_accum - 1
             with parallel.gradient_sync(self.built.train_module, sync):
                 loss = self.built.train_module(inputs[index], targets[index], settings.loss_chunks)
-                self.timer.end_forward()
                 (loss * loss_scale).backward()
             total_loss += loss.detach()
         rank_finite = torch.stack([total_loss.isfinite(), self._gradient_finite])
@@ -276,18 +278,19 @@ class Trainer:
         if record.finite:
             return record
         finite_by_rank = self.world.gather((self.world.host, *pending.rank_finite.tolist()))
-        sources = [
-            f"rank {rank} ({host}): its {'gradient' if loss_finite else 'loss'} is not finite"
+        sources = {
+            rank: f"rank {rank} ({host}): its {'gradient' if loss_finite else 'loss'} is not finite"
             for rank, (host, loss_finite, gradient_finite) in enumerate(finite_by_rank)
             if not (loss_finite and gradient_finite)
-        ]
-        cause = "; ".join(sources) or (
+        }
+        cause = "; ".join(sources.values()) or (
             "loss and first-block output gradient were finite on all ranks: the error is in a weight gradient or in "
             "NCCL's reduction"
         )
         raise NonFiniteError(
             f"step {record.step}: loss {record.loss}, gradient norm {record.grad_norm}. {cause}. "
-            f"The weights are unchanged; repeat the run: an error that does not recur suggests a hardware fault"
+            "The weights are unchanged; repeat the run: an error that does not recur suggests a hardware fault",
+            tuple(sources),
         )
 
     def read_step(self, pending: PendingStep) -> Step:
@@ -306,7 +309,6 @@ class Trainer:
             tokens=per_step * settings.seq_len * self.world.size,
             trained_tokens=int(tokens),
             seconds=times.seconds,
-            forward_s=times.forward,
             compute_s=times.compute,
             data_wait_s=times.data_wait,
         )

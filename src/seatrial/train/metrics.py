@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import platform
 import socket
 import sys
@@ -87,7 +86,6 @@ def report(settings: TrainConfig, world: World, run: TrainingRun, phases: Startu
         "loss_entropy_bound": run.data.entropy_bound,
         "memory_peak_gib": _max_over_ranks(ranks, "memory_peak_gib"),
         "allocation_retries": _max_over_ranks(ranks, "allocation_retries"),
-        "allocator": _allocator(),
         "params_and_optimizer_gib": _max_over_ranks(ranks, "memory_allocated_gib"),
         "params_and_optimizer_expected_gib": _expected_state_gib(settings, world, run),
         "fsdp_groups": len(group_sizes),
@@ -168,24 +166,16 @@ def _median_seconds(steps: Sequence[Step]) -> float:
 def _rank_metrics(world: World, measured: Sequence[Step]) -> dict[str, Any]:
     """This rank's entry of ``ranks`` in metrics.json, without the fields of ``state_metrics``."""
     on_gpu = world.device.type == "cuda"
-    forward = [step.forward_s for step in measured if step.forward_s is not None]
     return {
         "rank": world.rank,
         "host": world.host,
         "step_p50_s": _median_seconds(measured),
-        "forward_p50_s": median(forward) if forward else None,
         **asdict(RankTimes.of_steps(world.device_name, measured)),
         "memory_peak_gib": torch.cuda.max_memory_allocated(world.device) / GIB if on_gpu else None,
         "memory_allocated_gib": torch.cuda.memory_allocated(world.device) / GIB if on_gpu else None,
         "allocation_retries": torch.cuda.memory_stats(world.device).get("num_alloc_retries") if on_gpu else None,
         "gemm_tflops": gemm_tflops(world.device),  # after the memory metrics, since it allocates memory
     }
-
-
-def _allocator() -> str:
-    """The settings of torch's allocator from the environment."""
-    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the older name, which torch still reads
-    return " ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ) or "default"
 
 
 def parameter_counts(model: nn.Module) -> tuple[int, int]:
@@ -331,7 +321,7 @@ def _out_of_memory_message(settings: TrainConfig, device: torch.device, reason: 
     smaller_batch = f"seq_len={settings.seq_len // 2}"
     if settings.bsz > 1:
         smaller_batch = f"bsz={settings.bsz // 2} and grad_accum={settings.grad_accum * 2}, for the same global batch"
-    remedies = (smaller_batch, _fewer_activations(settings), _less_state(settings))
+    remedies = [smaller_batch, *(text for text, applies in _remedies(settings).items() if applies)]
     where = "the CPU" if device.type == "cpu" else device
     return (
         f"{where} of {socket.gethostname()} is out of memory: {reason.splitlines()[0]}\n"
@@ -342,16 +332,10 @@ def _out_of_memory_message(settings: TrainConfig, device: torch.device, reason: 
 
 def _memory_usage(settings: TrainConfig, device: torch.device) -> str:
     """The calculated unsharded size of weights, gradients and Adam state; on a GPU also the allocator's sizes."""
-    parameters = settings.model.architecture().parameters
+    dtype = settings.master_dtype if not settings.use_lora else "bf16" if settings.bf16 else "fp32"
+    gib = settings.model.architecture().parameters * _DTYPE_BYTES[dtype] / GIB
+    state = "" if settings.use_lora else f", gradients {gib:.1f} GiB, Adam {2 * gib:.1f} GiB"
     sharding = "" if settings.parallel.strategy == "ddp" else " before sharding"
-    if settings.use_lora:
-        bytes_per_weight = _DTYPE_BYTES["bf16" if settings.bf16 else "fp32"]
-        weights_gib = parameters * bytes_per_weight / GIB
-        state = f"frozen weights {weights_gib:.1f} GiB{sharding}; adapters, their gradients and Adam are small"
-    else:
-        weights_gib = parameters * _DTYPE_BYTES[settings.master_dtype] / GIB
-        adam = f"Adam {2 * weights_gib:.1f} GiB{sharding}"
-        state = f"weights {weights_gib:.1f} GiB, gradients {weights_gib:.1f} GiB, {adam}"
     allocated = ""
     if device.type == "cuda":
         (free, total), used = torch.cuda.mem_get_info(), torch.cuda.memory_allocated()
@@ -359,22 +343,21 @@ def _memory_usage(settings: TrainConfig, device: torch.device) -> str:
         allocated = "; allocated {:.1f} GiB (peak {:.1f}), reserved but unused {:.1f}, free {:.1f} of {:.1f}".format(
             *(size / GIB for size in sizes)
         )
-    return f"{state}{allocated}; the rest is activations of {settings.bsz} × {settings.seq_len} tokens"
+    activations = f"the rest is activations of {settings.bsz} × {settings.seq_len} tokens"
+    return f"weights {gib:.1f} GiB{state}{sharding}{allocated}; {activations}"
 
 
-def _fewer_activations(settings: TrainConfig) -> str:
-    if not settings.gradient_checkpointing:
-        return "gradient_checkpointing=true: a third more FLOPs, much smaller activations"
-    if settings.stack == "native":
-        return f"loss_chunks={settings.loss_chunks * 4}: fewer logits at once"
-    return "stack=native: computes the logits in chunks"
-
-
-def _less_state(settings: TrainConfig) -> str:
-    if settings.parallel.strategy == "ddp":
-        return "parallel.strategy=fsdp2, under torchrun: shards weights and Adam's state over the ranks"
-    if settings.parallel.strategy == "zero3":
-        return f"offload_optimizer to the CPU in {settings.parallel.deepspeed}"
-    if settings.parallel.cpu_offload:
-        return "use_lora=true: no gradients and Adam state for most weights" if not settings.use_lora else "more ranks"
-    return "parallel.cpu_offload=true: weights and Adam's state in the host's memory"
+def _remedies(settings: TrainConfig) -> dict[str, bool]:
+    """Setting that needs less memory → whether it applies."""
+    recomputes, strategy = settings.gradient_checkpointing, settings.parallel.strategy
+    offloads, fsdp2 = settings.parallel.cpu_offload, strategy == "fsdp2"
+    return {
+        "gradient_checkpointing=true: a third more FLOPs, much smaller activations": not recomputes,
+        f"loss_chunks={settings.loss_chunks * 4}: fewer logits at once": recomputes and settings.stack == "native",
+        "stack=native: computes the logits in chunks": recomputes and settings.stack == "hf",
+        "parallel.strategy=fsdp2, under torchrun: shards weights and Adam's state over the ranks": strategy == "ddp",
+        f"offload_optimizer to the CPU in {settings.parallel.deepspeed}": strategy == "zero3",
+        "parallel.cpu_offload=true: weights and Adam's state in the host's memory": fsdp2 and not offloads,
+        "use_lora=true: no gradients and Adam state for most weights": offloads and not settings.use_lora,
+        "more ranks": offloads and settings.use_lora,
+    }

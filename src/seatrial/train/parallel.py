@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from seatrial.bench import group as bench_group
@@ -255,35 +255,10 @@ def replicate(model: Decoder, settings: TrainConfig, world: World) -> nn.Module:
 
 
 def tensor_counts(model: nn.Module) -> dict[str, int]:
-    """The number of parameter tensors, and how many of them FSDP2 (DTensor) or ZeRO-3 (``ds_id``) has sharded."""
+    """The number of parameter tensors, and how many of them FSDP2 (by rows) or ZeRO-3 (``ds_id``) has sharded."""
     parameters = list(model.parameters())
-    sharded = sum(isinstance(parameter, DTensor) or hasattr(parameter, "ds_id") for parameter in parameters)
-    return {"parameter_tensors": len(parameters), "sharded_tensors": sharded}
-
-
-def sharding_errors(model: nn.Module, ranks: int, replicas: int = 1) -> list[str]:
-    """A message for each parameter that is not sharded by rows over the ``ranks`` ÷ ``replicas`` ranks of a replica.
-
-    A parameter is also wrong if this rank holds more rows than one shard has.
-    """
-    errors = []
-    shards = ranks // replicas
-    mesh_shape: tuple[int, ...] = (shards,)
-    placements: tuple[Placement, ...] = (Shard(0),)
-    if replicas > 1:
-        mesh_shape, placements = (replicas, shards), (Replicate(), Shard(0))
-    for name, parameter in model.named_parameters():
-        max_rows = -(-parameter.shape[0] // shards)
-        if not isinstance(parameter, DTensor):
-            errors.append(f"{name} is not sharded")
-        elif parameter.placements != placements or parameter.device_mesh.shape != mesh_shape:
-            errors.append(
-                f"{name} is {parameter.placements} over {' × '.join(map(str, parameter.device_mesh.shape))} ranks"
-            )
-        elif len(parameter.to_local()) > max_rows:
-            local_rows = len(parameter.to_local())
-            errors.append(f"{name}: {local_rows} of {parameter.shape[0]} rows, expected at most {max_rows}")
-    return errors
+    sharded = [p for p in parameters if hasattr(p, "ds_id") or (isinstance(p, DTensor) and Shard(0) in p.placements)]
+    return {"parameter_tensors": len(parameters), "sharded_tensors": len(sharded)}
 
 
 def optimizer(settings: TrainConfig, trained: list[nn.Parameter]) -> torch.optim.AdamW:

@@ -41,7 +41,6 @@ class Step:
     tokens: int
     trained_tokens: int | None
     seconds: float
-    forward_s: float | None = None
     compute_s: float | None = None
     data_wait_s: float | None = None
 

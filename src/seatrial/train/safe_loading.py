@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.distributed.checkpoint import filesystem, metadata
@@ -34,7 +35,6 @@ _ALLOWED = {
     ("pathlib._local", "PosixPath"),  # Python 3.13
     ("collections", "OrderedDict"),
 }
-_FORCE_WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # for torch.load, overrides its argument weights_only=False
 
 
 class Reader(FileSystemReader):
@@ -73,13 +73,7 @@ def weights_only(*allowed: type) -> Iterator[None]:
     The functions and classes that torch.load accepts with ``weights_only=True`` are always allowed. Needed since
     DeepSpeed loads its checkpoints with ``weights_only=False``.
     """
-    previous = os.environ.get(_FORCE_WEIGHTS_ONLY)
-    os.environ[_FORCE_WEIGHTS_ONLY] = "1"
-    try:
-        with torch.serialization.safe_globals(list(allowed)):
-            yield
-    finally:
-        if previous is None:
-            del os.environ[_FORCE_WEIGHTS_ONLY]
-        else:
-            os.environ[_FORCE_WEIGHTS_ONLY] = previous
+    # the variable overrides the argument weights_only=False of torch.load
+    variable = patch.dict(os.environ, {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"})
+    with variable, torch.serialization.safe_globals(list(allowed)):
+        yield

@@ -1,4 +1,4 @@
-"""Speed and loss of a running training, from the end of its steps.jsonl. Does not import torch."""
+"""Reads steps.jsonl of a training: all steps, or the speed from the last ones. Does not import torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from seatrial.model import SeatrialError
 from seatrial.model.job_status import TrainingSpeed
 from seatrial.util.input_files import read_json, tail_lines
 
@@ -15,6 +16,19 @@ STEPS_FILE, CONFIG_FILE, METRICS_FILE = "steps.jsonl", "config.json", "metrics.j
 INTERRUPTED = "seatrial: interrupted"  # start of the last line that a training prints when Ctrl-C or SIGTERM ends it
 _MAX_STEPS = 20  # the speed is an average over at most this many steps
 _TAIL_BYTES = 64 * 1024  # contains more than _MAX_STEPS lines, which have about 300 bytes each
+
+
+def read_steps(folder: Path) -> list[dict[str, Any]]:
+    """The complete lines of ``folder``/steps.jsonl; empty without the file. Raises SeatrialError if one is no step."""
+    path = folder / STEPS_FILE
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
+        steps = [json.loads(line) for line in lines if line.endswith("\n")]  # the last line may be incomplete
+    except (OSError, ValueError) as error:
+        raise SeatrialError(f"cannot read {path}: {error}") from error
+    if invalid := [step for step in steps if not isinstance(step, dict) or not isinstance(step.get("step"), int)]:
+        raise SeatrialError(f"{path}: line {str(invalid[0])[:80]!r} has no integer 'step'")
+    return steps
 
 
 def training_speed(folder: Path) -> TrainingSpeed | None:

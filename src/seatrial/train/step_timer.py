@@ -54,7 +54,6 @@ class StepTimes:
     """
 
     seconds: float
-    forward: float
     compute: float | None
     data_wait: float
 
@@ -161,7 +160,6 @@ class _StepMarks:
     batch_ready: TimePoint
     batch_wait_s: float  # seconds for which the CPU waited for the batch
     start: Any = None
-    forward_end: Any = None
     compute_end: Any = None
     end: Any = None
     forward_passes: Sequence[ForwardPass] = ()  # with a ForwardTimer
@@ -170,10 +168,9 @@ class _StepMarks:
 class StepTimer:
     """Times steps; on a rank with a GPU, only ``read`` blocks the CPU (see Clock).
 
-    A step lasts from the end of the previous step (or from ``reset``) to its own end, waiting included. Forward time is
-    that of the first micro-batch, from ``begin`` to the first ``end_forward``: with DDP it does not depend on other
-    ranks. Compute time is that of ``forward_timer``; without a ForwardTimer it lasts from ``begin`` to the last
-    ``end_compute``. On a CPU, compute and data wait exclude core wait (see Clock); step and forward time include it.
+    A step lasts from the end of the previous step (or from ``reset``) to its own end, waiting included. Compute time is
+    that of ``forward_timer``; without a ForwardTimer it lasts from ``begin`` to the last ``end_compute``. On a CPU,
+    compute and data wait exclude core wait (see Clock); step time includes it.
     """
 
     def __init__(self, device: torch.device, forward_timer: ForwardTimer | None = None) -> None:
@@ -196,9 +193,6 @@ class StepTimer:
 
     def begin(self) -> None:
         self._marks.start = self._clock.now()
-
-    def end_forward(self) -> None:
-        self._marks.forward_end = self._marks.forward_end or self._clock.now()
 
     def end_compute(self) -> None:
         """Marks the end of this rank's compute time, before the step waits for other ranks."""
@@ -225,7 +219,6 @@ class StepTimer:
             data_wait = min(data_wait, clock.seconds(marks.previous_end, marks.batch_ready))
         return StepTimes(
             seconds=clock.seconds(marks.previous_end, marks.end, with_core_wait=True),
-            forward=clock.seconds(marks.start, marks.forward_end, with_core_wait=True),
             compute=compute,
             data_wait=data_wait,
         )

@@ -10,7 +10,6 @@ import difflib
 import textwrap
 import tomllib
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -20,7 +19,7 @@ from seatrial.config.layers import load_as, parse_assignment
 from seatrial.config.strict_yaml import parse_yaml
 from seatrial.model import Frozen, UsageError
 from seatrial.train import architecture
-from seatrial.train.architecture import Architecture
+from seatrial.train.architecture import MAX_LAYERS, MAX_SIZE, Architecture, ModelTooLargeError
 from seatrial.util import data_files
 from seatrial.util.input_files import read_text
 
@@ -29,8 +28,6 @@ LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_pr
 ALL_LINEAR: tuple[LoraTarget, ...] = get_args(LoraTarget)
 CONFIGS_FOLDER = Path(__file__).parents[1] / "data" / "configs"
 HUB_PREFIX = "hub:"  # before OWNER/NAME, a repository of the Hugging Face Hub
-# Config key → example of a local value, for a message
-_LOCAL_EXAMPLES = {"model.weights": "DIR", "data.path": "DIR/FILE.parquet", "data.tokenizer": "DIR/tokenizer.json"}
 _MAX_BYTES, _MIN_KEYS = 2**16, 2  # to recognise the config of another program
 _MAX_SUGGESTIONS = 3  # for an unknown config name
 
@@ -43,11 +40,9 @@ class Model(Frozen):
         default="random", description="random, or a directory with *.safetensors; with stack hf also hub:OWNER/NAME"
     )
 
-    layers: int | None = Field(
-        default=None, gt=0, description="number of layers instead of the model's; random weights only"
-    )
+    layers: int | None = Field(default=None, gt=0, le=MAX_LAYERS, description="number of layers; random weights only")
     width: int | None = Field(
-        default=None, gt=0, description="hidden size instead of the model's, with heads to match; random weights only"
+        default=None, gt=0, le=MAX_SIZE, description="hidden size, with heads to match; random weights only"
     )
 
     @model_validator(mode="before")
@@ -56,11 +51,14 @@ class Model(Frozen):
         """The name of local weights is their folder, since FLOPs per token and memory are computed from ``name``."""
         weights = fields.get("weights") if isinstance(fields, Mapping) else None
         if isinstance(weights, str) and weights != "random":
-            # UsageError: another kind of model than seatrial's; stack hf compares it with ``name``
-            with suppress(OSError, UsageError):
+            try:
                 if Path(weights, "config.json").is_file():
                     architecture.load(weights)
                     return {**fields, "name": weights}
+            except ModelTooLargeError:
+                raise
+            except (OSError, UsageError):
+                return fields  # another kind of model than seatrial's; stack hf compares it with ``name``
         return fields
 
     @model_validator(mode="after")
@@ -383,18 +381,16 @@ def _program_of(path: Path) -> str:
 
 def _check_hub_names(train_config: TrainConfig) -> None:
     """Raises UsageError if stack native, which reads local files only, is given a Hub name."""
-    if train_config.stack != "native":
-        return
-    names = {
-        "model.weights": train_config.model.weights,
-        "data.path": train_config.data.path,
-        "data.tokenizer": train_config.data.tokenizer,
-    }
-    for key, name in names.items():
-        if name and name.startswith(HUB_PREFIX):
+    data = train_config.data
+    for key, name, local in (
+        ("model.weights", train_config.model.weights, "DIR"),
+        ("data.path", data.path, "DIR/FILE.parquet"),
+        ("data.tokenizer", data.tokenizer, "DIR/tokenizer.json"),
+    ):
+        if train_config.stack == "native" and name and name.startswith(HUB_PREFIX):
             repo_type = " --repo-type dataset" if key == "data.path" else ""
             raise UsageError(
                 f"{key}={name}: only stack hf reads from the Hub. For stack native run "
                 f"`hf download {name.removeprefix(HUB_PREFIX)}{repo_type} --local-dir DIR` "
-                f"on a machine with network access, then set {key}={_LOCAL_EXAMPLES[key]}"
+                f"on a machine with network access, then set {key}={local}"
             )

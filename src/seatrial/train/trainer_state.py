@@ -6,7 +6,6 @@ each logged step and, after the last step, a summary with train_runtime (transfo
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from statistics import median
@@ -15,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from seatrial.model import SeatrialError, first_validation_error
-from seatrial.util.input_files import read_text
+from seatrial.util.input_files import read_bytes
 
 FILE_NAME = "trainer_state.json"
 MAX_BYTES = 64 * 2**20  # enough for 300,000 steps of about 200 B
@@ -65,32 +64,28 @@ class TrainerState(_StrictModel):
         return (median(losses[:third]), median(losses[-third:])) if third else None
 
 
+class _File(_StrictModel):
+    global_step: int = Field(ge=0)
+    max_steps: int
+    log_history: list[dict[str, Any]]
+
+
 def read(path: Path) -> TrainerState:
     """The content of the file at ``path``. Raises SeatrialError if it is missing or invalid."""
-    content = _read_object(path)
-    history = content.get("log_history")
-    if not isinstance(history, list) or not all(isinstance(entry, dict) for entry in history):
-        raise SeatrialError(f"{path}: log_history is not a list of objects; {_EXPECTED}")
-    summaries = [entry for entry in history if "train_runtime" in entry]
-    fields = {name: content[name] for name in ("global_step", "max_steps") if name in content}
-    steps = tuple(entry for entry in history if "loss" in entry)
     try:
-        state = TrainerState.model_validate({**fields, "steps": steps, "summary": summaries[-1] if summaries else None})
+        file = _File.model_validate_json(read_bytes(path, MAX_BYTES))
+        fields = {
+            "global_step": file.global_step,
+            "max_steps": file.max_steps,
+            "steps": tuple(entry for entry in file.log_history if "loss" in entry),
+            "summary": next((entry for entry in reversed(file.log_history) if "train_runtime" in entry), None),
+        }
+        state = TrainerState.model_validate(fields)
+    except OSError as error:
+        raise SeatrialError(f"cannot read {path}: {error.strerror or error}; {_EXPECTED}") from error
     except ValidationError as error:
         raise SeatrialError(f"{path}: {first_validation_error(error)}; {_EXPECTED}") from error
     step_numbers = [step.step for step in state.steps]
     if step_numbers != sorted(set(step_numbers)) or (step_numbers and step_numbers[-1] > state.global_step):
         raise SeatrialError(f"{path}: the steps of log_history are not ascending up to global_step; {_EXPECTED}")
     return state
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(read_text(path, MAX_BYTES))
-    except OSError as error:
-        raise SeatrialError(f"cannot read {path}: {error.strerror or error}; {_EXPECTED}") from error
-    except (ValueError, RecursionError) as error:
-        raise SeatrialError(f"{path} is not valid JSON: {error}; {_EXPECTED}") from error
-    if not isinstance(content, dict):
-        raise SeatrialError(f"{path} contains a {type(content).__name__}, not an object; {_EXPECTED}")
-    return content

@@ -14,9 +14,8 @@ import math
 import os
 import signal
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Unpack
 from unittest.mock import patch
@@ -53,54 +52,48 @@ class Variant(Frozen):
     expect_error: bool = False
 
 
-@dataclass(frozen=True)
-class StartedVariants:
-    """Started child processes that wait for ``run`` before they run their variants.
+class VariantError(Frozen):
+    """The error that ended a variant; empty fields if another kind of error ended it."""
 
-    ``first_rank``: the first rank that has a child. ``killed_rank``: the rank that an injected fault kills, if any.
-    """
+    message: str
+    damaged_files: tuple[str, ...] = ()  # of the checkpoint that was to be loaded
+    nonfinite_ranks: tuple[int, ...] = ()  # ranks whose own loss or gradient was not finite
 
-    children: child_ranks.StartedChildRanks
-    title: str
-    first_rank: int
-    killed_rank: int | None
 
-    def run(self) -> list[str]:
-        """Runs the variants in order; returns the error message of each variant, "" if none.
-
-        All ranks get the same list. If ``killed_rank`` is set and the fault kills its child, the list is empty. Raises
-        SeatrialError on any other failure, and if ``killed_rank`` survives.
-        """
-        results = self.children.results()
-        if self.killed_rank is not None and results[self.killed_rank].exit_code == -signal.SIGKILL:
-            return []
-        if failure := child_ranks.first_failure_text(results):
-            raise SeatrialError(f"{self.title}: {failure}")
-        if self.killed_rank is not None:
-            raise SeatrialError(
-                f"{self.title}: rank {self.killed_rank} was not killed during its save; expected SIGKILL"
-            )
-        errors: list[str] = results[self.first_rank].value
-        return errors
+RunVariants = Callable[[], list[VariantError | None]]
 
 
 @contextmanager
 def start_variants(
     variants: Sequence[Variant], *, killed_rank: int | None = None, **options: Unpack[child_ranks.ChildOptions]
-) -> Iterator[StartedVariants]:
-    """Context manager: starts one child process per rank, which imports torch and waits for ``StartedVariants.run``.
+) -> Iterator[RunVariants]:
+    """Context manager: starts one child process per rank, which imports torch and waits for the yielded function.
 
-    All ranks call this. ``killed_rank``: the rank that an injected fault kills.
+    The function runs the variants in order and returns the error of each, None without one. All ranks call both, and
+    get the same list. ``killed_rank``: the rank that an injected fault kills; the list is then empty. The function
+    raises SeatrialError on any other failure, and if ``killed_rank`` survives.
     """
     file_prefix, groups = options["file_prefix"], options.get("groups")
     options["spare_gpus"] = "all"
+
+    def run_variants() -> list[VariantError | None]:
+        results = children.results()
+        if killed_rank is not None and results[killed_rank].exit_code == -signal.SIGKILL:
+            return []
+        if failure := child_ranks.first_failure_text(results):
+            raise SeatrialError(f"{file_prefix.name}: {failure}")
+        if killed_rank is not None:
+            raise SeatrialError(f"{file_prefix.name}: rank {killed_rank} was not killed in its save; expected SIGKILL")
+        errors = results[groups[0][0] if groups else 0].value  # of the first rank that has a child
+        return [error and VariantError.model_validate(error) for error in errors]
+
     with child_ranks.start_child_ranks(
         "seatrial.train.variants",
         {"variants": [variant.model_dump(mode="json") for variant in variants]},
         {"NCCL_DEBUG_FILE": str(file_prefix.with_name(f"nccl.{file_prefix.name}.%h.%p.log"))},
         **options,
     ) as children:
-        yield StartedVariants(children, file_prefix.name, groups[0][0] if groups else 0, killed_rank)
+        yield run_variants
 
 
 def create_folder(parent: Path, shared: bool = False) -> Path:
@@ -126,9 +119,9 @@ def create_folder(parent: Path, shared: bool = False) -> Path:
     return path
 
 
-def run_variant(variant: Variant) -> str:
-    """Runs ``variant``; returns its error message, or "". Without ``expect_error``, raises an error instead."""
-    message = ""
+def run_variant(variant: Variant) -> VariantError | None:
+    """Runs ``variant``; returns its error. Without ``expect_error``, raises an error instead."""
+    result = None
     # On an error, loop.train ends all ranks, which then cannot run the later variants. Without its error propagation, a
     # process can train again after an error that all ranks raise
     train = inspect.unwrap(loop.train) if variant.expect_error else loop.train
@@ -138,11 +131,15 @@ def run_variant(variant: Variant) -> str:
     except SeatrialError as error:
         if not variant.expect_error:
             raise
-        message = str(error)
+        result = VariantError(
+            message=str(error),
+            damaged_files=error.files if isinstance(error, checkpoint.DamagedCheckpointError) else (),
+            nonfinite_ranks=error.ranks if isinstance(error, loop.NonFiniteError) else (),
+        )
     gc.collect()  # wrapped models contain reference cycles
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    return message
+    return result
 
 
 def injected_fault(fault: InjectedFault | None) -> AbstractContextManager[Any]:
@@ -173,31 +170,25 @@ def _nan_gradient(fault: InjectedFault) -> Iterator[None]:
     original = loop.Trainer.step
 
     def step(self: loop.Trainer, number: int, batches: Iterator[Tensor]) -> loop.PendingStep:
-        hook = self.built.model.gradient_hook
-
         def nan_hook(gradient: Tensor) -> Tensor:
-            nan_gradient = gradient * math.nan
-            if hook is not None:
-                hook(nan_gradient)
-            return nan_gradient
+            self._check_gradient(gradient * math.nan)
+            return gradient * math.nan
 
         if (self.world.rank, number) != (fault.rank, fault.step):
             return original(self, number, batches)
-        self.built.model.gradient_hook = nan_hook
-        pending = original(self, number, batches)
-        self.built.model.gradient_hook = hook
-        return pending
+        with patch.object(self.built.model, "gradient_hook", nan_hook):
+            return original(self, number, batches)
 
     with patch.object(loop.Trainer, "step", step):
         yield
 
 
-def run(task: Mapping[str, Any]) -> list[str]:
-    """Runs the task's variants on this rank; returns the error message of each variant, "" if none."""
+def run(task: Mapping[str, Any]) -> list[dict[str, Any] | None]:
+    """Runs the task's variants on this rank; returns the fields of each variant's VariantError, None without one."""
     variants = [Variant.model_validate(fields) for fields in task["variants"]]
     with disk.convert_disk_full(variants[0].out):
         child_ranks.open_child_group(task, "gloo" if task["device"] == "cpu" else parallel.BACKEND)
-        return [run_variant(variant) for variant in variants]
+        return [error.model_dump() if error else None for error in map(run_variant, variants)]
 
 
 if __name__ == "__main__":

@@ -18,12 +18,14 @@ from seatrial.checks.training.checkpoint import (
     save_and_load_rates,
 )
 from seatrial.checks.training.checkpoint import _flip_a_bit as flip_a_bit
+from seatrial.train.variants import VariantError
 from tests.checks.training.check_helpers import failed_metrics
 from tests.checks.training.test_checkpoint_runs import make_plan
 from tests.train.test_compare import record, write_steps
 
-NAN_MESSAGE = "rank 1 (n0): non-finite gradient"
-BIT_FLIP_MESSAGE = "__1_0.distcp: SHA-256 mismatch"
+NAN = VariantError(message="", nonfinite_ranks=(1,))
+BIT_FLIP = VariantError(message="", damaged_files=("__1_0.distcp",))
+OTHER_ERROR = VariantError(message="rank 1 (n0): out of memory while SHA-256 of __1_0.distcp was computed")
 
 
 def write_manifest(folder: Path, **digests: str) -> None:
@@ -37,23 +39,23 @@ def plan(tmp_path: Path) -> CheckpointPlan:
     """The files of a run without errors."""
     plan = make_plan(tmp_path)
     for name in ("uninterrupted", "killed", "fewer", "fsdp2", "ddp"):
-        plan.run_folder(name).mkdir()
-        write_steps(plan.run_folder(name), *(record(step, loss=float(step)) for step in range(1, 7)))
+        (plan.folder / name).mkdir()
+        write_steps(plan.folder / name, *(record(step, loss=float(step)) for step in range(1, 7)))
     for name in ("uninterrupted", "killed"):
-        write_manifest(plan.run_folder(name) / "checkpoints" / "step-00000003")
-    write_manifest(plan.run_folder("uninterrupted") / "checkpoints" / "step-00000006")
-    (plan.run_folder("killed") / "checkpoints" / "step-00000006.incomplete").mkdir()
+        write_manifest(plan.folder / name / "checkpoints" / "step-00000003")
+    write_manifest(plan.folder / "uninterrupted" / "checkpoints" / "step-00000006")
+    (plan.folder / "killed" / "checkpoints" / "step-00000006.incomplete").mkdir()
     return plan
 
 
 def _different_first_checkpoint(plan: CheckpointPlan) -> None:
-    (plan.run_folder("killed") / "checkpoints" / "step-00000003" / "manifest.json").unlink()
-    (plan.run_folder("killed") / "checkpoints" / "step-00000003").rmdir()
-    write_manifest(plan.run_folder("killed") / "checkpoints" / "step-00000003", a="2")
+    (plan.folder / "killed" / "checkpoints" / "step-00000003" / "manifest.json").unlink()
+    (plan.folder / "killed" / "checkpoints" / "step-00000003").rmdir()
+    write_manifest(plan.folder / "killed" / "checkpoints" / "step-00000003", a="2")
 
 
 def _incomplete_checkpoint_is_accepted(plan: CheckpointPlan) -> None:
-    write_manifest(plan.run_folder("killed") / "checkpoints" / "step-00000006")
+    write_manifest(plan.folder / "killed" / "checkpoints" / "step-00000006")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,7 @@ def test_checkpoints_after_kill(
 def _changed_loss(name: str, step: int, by: float) -> Callable[[CheckpointPlan], None]:
     def change(plan: CheckpointPlan) -> None:
         steps = [record(number, loss=number + by * (number == step)) for number in range(1, 7)]
-        write_steps(plan.run_folder(name), *steps)
+        write_steps(plan.folder / name, *steps)
 
     return change
 
@@ -94,30 +96,32 @@ def _changed_loss(name: str, step: int, by: float) -> Callable[[CheckpointPlan],
 def test_resumed_and_resharded_runs(
     plan: CheckpointPlan, change: Callable[[CheckpointPlan], None], metrics: set[str]
 ) -> None:
-    write_manifest(plan.run_folder("killed") / "checkpoints" / "step-00000006")
+    write_manifest(plan.folder / "killed" / "checkpoints" / "step-00000006")
     change(plan)
     assert failed_metrics(CHECK, compare_runs(plan)) == metrics
 
 
 def test_different_last_checkpoint_fails(plan: CheckpointPlan) -> None:
-    write_manifest(plan.run_folder("killed") / "checkpoints" / "step-00000006", b="2")
+    write_manifest(plan.folder / "killed" / "checkpoints" / "step-00000006", b="2")
     assert failed_metrics(CHECK, compare_runs(plan)) == {"resumed_files_differing"}
 
 
 @pytest.mark.parametrize(
-    ("bit_flip_message", "nan_message", "metrics"),
+    ("bit_flip", "nan", "metrics"),
     [
-        (BIT_FLIP_MESSAGE, NAN_MESSAGE, set()),
-        ("", NAN_MESSAGE, {"bit_flip_detected"}),
-        ("__0_0.distcp: SHA-256 mismatch", NAN_MESSAGE, {"bit_flip_detected"}),
-        (BIT_FLIP_MESSAGE, "", {"nan_detected"}),
-        (BIT_FLIP_MESSAGE, "rank 0 (n0): non-finite loss; " + NAN_MESSAGE, {"nan_detected"}),
+        (BIT_FLIP, NAN, set()),
+        (None, NAN, {"bit_flip_detected"}),
+        (OTHER_ERROR, NAN, {"bit_flip_detected"}),
+        (VariantError(message="", damaged_files=("__0_0.distcp",)), NAN, {"bit_flip_detected"}),
+        (BIT_FLIP, None, {"nan_detected"}),
+        (BIT_FLIP, OTHER_ERROR, {"nan_detected"}),
+        (BIT_FLIP, VariantError(message="", nonfinite_ranks=(0, 1)), {"nan_detected"}),
     ],
 )
 def test_undetected_faults_fail(
-    plan: CheckpointPlan, bit_flip_message: str, nan_message: str, metrics: set[str]
+    plan: CheckpointPlan, bit_flip: VariantError | None, nan: VariantError | None, metrics: set[str]
 ) -> None:
-    observed = fault_detection(plan, "__1_0.distcp", bit_flip_message, nan_message)
+    observed = fault_detection(plan, "__1_0.distcp", bit_flip, nan)
     assert failed_metrics(CHECK, observed) == metrics
 
 
@@ -131,13 +135,13 @@ def test_flip_changes_one_bit_of_the_largest_file(tmp_path: Path) -> None:
 
 def test_rates_and_blocked_times_from_metrics_json(plan: CheckpointPlan) -> None:
     def result(kind: str, rate: float) -> dict[str, object]:
-        return {"kind": kind, "step": 3, "bytes": 8, "blocked_s": rate / 1e3, "seconds": 2.0, "mb_per_s": rate}
+        return {"kind": kind, "step": 3, "bytes": rate * 2e6, "blocked_s": rate / 1e3, "seconds": 2.0}
 
     saves = {"timed": [result("save", 1000.0), result("save", 3000.0)]}
     saves["timed-resumed"] = [result("load", 5000.0), result("async save", 400.0), result("async save", 600.0)]
     for name, results in saves.items():
-        plan.run_folder(name).mkdir()
-        (plan.run_folder(name) / "metrics.json").write_text(json.dumps({"checkpoints": results}))
+        (plan.folder / name).mkdir()
+        (plan.folder / name / "metrics.json").write_text(json.dumps({"checkpoints": results}))
     values = {item.name: item.value for item in save_and_load_rates(plan) if isinstance(item, Value)}
     assert values == {
         "save_rate": 2.0,

@@ -7,7 +7,7 @@ import pytest
 
 from seatrial.checks.declare import Answer
 from seatrial.checks.training._workload import TrainingResult
-from seatrial.checks.training.input import CHECK, data_wait, reads_text
+from seatrial.checks.training.input import CHECK, data_wait
 from seatrial.discover import filesystem
 from seatrial.judge.rules import judge_check
 from seatrial.model import Outcome
@@ -43,12 +43,6 @@ def test_evidence_is_the_filesystem_and_the_share_in_the_page_cache() -> None:
 def test_data_wait_is_unjudged_with_data_in_the_page_cache() -> None:
     assert wait_outcome(waiting(0.0, cached=1.0)) == {Outcome.UNJUDGED}
     assert wait_outcome(waiting(0.0, cached=None)) == set()
-
-
-def test_more_sequences_than_the_data_has_are_read_repeatedly() -> None:
-    assert reads_text(64 * 30 * 136, 2**18) == " once"
-    assert reads_text(64 * 30 * 1024, 2**18) == " 7.5 times on average"
-    assert reads_text(64 * 30, None) == "", "data of the user"
 
 
 TRIAL = """

@@ -6,6 +6,17 @@ from typing import Any
 import pytest
 
 from seatrial.train.function_calling.glaive import REJECTION_REASONS, RejectedRow, convert
+from tests.paths import ROOT
+
+PAGE = ROOT / "docs" / "workloads" / "function-calling-qwen2-7b.md"
+
+
+def test_row_of_the_page_is_a_conversation_with_a_call() -> None:
+    (row,) = (json.loads(line) for line in PAGE.read_text().splitlines() if line.startswith('{"system"'))
+    conversation = convert(row)
+    assert [message["role"] for message in conversation.messages] == ["user", "assistant", "tool", "assistant"]
+    assert conversation.messages[1]["tool_calls"][0]["function"]["arguments"] == {"city": "Oslo"}
+
 
 # As in the dataset: concatenated pretty-printed objects, three line breaks between turns.
 SYSTEM = """SYSTEM: You are a helpful assistant with access to the following functions. Use them if required -

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.train.function_calling.score import _CRITERIA, Call, equal_values, parse_calls, score, summary, table
+from seatrial.train.function_calling.score import CRITERIA, Call, equal_values, parse_calls, score, summary, table
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "weather": {
@@ -144,7 +144,7 @@ def test_table_sums_both_splits() -> None:
     head, *lines, _ = table(record(passed=False))
     assert head.split() == ["2", "cases", "(1", "seen,", "1", "unseen)", "base", "tuned"]
     cells = [[cell.strip() for cell in line[48:].split("  ") if cell] for line in lines]
-    assert dict(zip(_CRITERIA, cells, strict=True)) == {
+    assert dict(zip(CRITERIA, cells, strict=True)) == {
         "call_correct": ["0 of 2", "1 of 2"],
         "expected_call_correct": ["0 of 2", "1 of 2"],
         "irrelevance_correct": ["none", "none"],

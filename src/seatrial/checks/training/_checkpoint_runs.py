@@ -12,7 +12,7 @@ from seatrial.model import UsageError
 
 if TYPE_CHECKING:
     from seatrial.train.train_config import TrainConfig
-    from seatrial.train.variants import StartedVariants, Variant
+    from seatrial.train.variants import RunVariants, Variant
 
 STRATEGIES = ("fsdp2", "ddp")
 TIMED, TIMED_RESUMED = "timed", "timed-resumed"  # the runs of rate_config
@@ -49,9 +49,6 @@ class CheckpointPlan:
     def handover_step(self) -> int:
         """The last step of the run on fewer ranks; all ranks resume from its checkpoint."""
         return self.saved_step + 1
-
-    def run_folder(self, name: str) -> Path:
-        return self.folder / name
 
     def run_config(
         self, steps: int, every: int, *, ranks: int = 0, strategy: str = "fsdp2", **checkpoint: bool
@@ -108,22 +105,22 @@ def first_runs(plan: CheckpointPlan) -> list[Variant]:
     config = plan.run_config(plan.steps, plan.saved_step)
     kill = InjectedFault(kind="kill_in_save", rank=plan.ranks - 1, step=plan.steps)
     return [
-        Variant(settings=config, out=plan.run_folder("uninterrupted")),
-        Variant(settings=config, out=plan.run_folder("killed"), fault=kill),
+        Variant(settings=config, out=plan.folder / "uninterrupted"),
+        Variant(settings=config, out=plan.folder / "killed", fault=kill),
     ]
 
 
 def run_on_fewer_ranks(
-    plan: CheckpointPlan, start: Callable[..., AbstractContextManager[StartedVariants]]
-) -> AbstractContextManager[StartedVariants | None]:
+    plan: CheckpointPlan, start: Callable[..., AbstractContextManager[RunVariants]]
+) -> AbstractContextManager[RunVariants | None]:
     """Context manager: starts the run on fewer ranks by ``start``; yields None with one rank."""
     from seatrial.train.variants import Variant
 
     if not plan.fewer_ranks:
         return nullcontext()
     config = plan.run_config(plan.handover_step, plan.handover_step, ranks=plan.fewer_ranks, resume=True)
-    fewer = [Variant(settings=config, out=plan.run_folder("fewer"))]
-    return start(fewer, file_prefix=plan.run_folder("start2"), groups=[range(plan.fewer_ranks)])
+    fewer = [Variant(settings=config, out=plan.folder / "fewer")]
+    return start(fewer, file_prefix=plan.folder / "start2", groups=[range(plan.fewer_ranks)])
 
 
 def resumed_runs(plan: CheckpointPlan) -> list[Variant]:
@@ -135,8 +132,8 @@ def resumed_runs(plan: CheckpointPlan) -> list[Variant]:
         plan.run_config(plan.steps, 0, strategy=strategy, resume=True) for strategy in STRATEGIES if plan.fewer_ranks
     ]
     return [
-        Variant(settings=resumed, out=plan.run_folder("killed")),
-        *(Variant(settings=config, out=plan.run_folder(config.parallel.strategy)) for config in resharded),
+        Variant(settings=resumed, out=plan.folder / "killed"),
+        *(Variant(settings=config, out=plan.folder / config.parallel.strategy) for config in resharded),
     ]
 
 
@@ -147,8 +144,8 @@ def faulty_runs(plan: CheckpointPlan) -> tuple[Variant, Variant]:
     from_flipped_file = plan.run_config(plan.steps + 1, 0, resume=True)
     nan = InjectedFault(kind="nan", rank=plan.ranks - 1, step=plan.saved_step)
     return (
-        Variant(settings=from_flipped_file, out=plan.run_folder("uninterrupted"), expect_error=True),
-        Variant(settings=plan.run_config(plan.steps, 0), out=plan.run_folder("nan"), fault=nan, expect_error=True),
+        Variant(settings=from_flipped_file, out=plan.folder / "uninterrupted", expect_error=True),
+        Variant(settings=plan.run_config(plan.steps, 0), out=plan.folder / "nan", fault=nan, expect_error=True),
     )
 
 
@@ -162,7 +159,7 @@ def timed_runs(plan: CheckpointPlan) -> list[Variant]:
         TIMED: config.model_copy(update={"max_steps": config.max_steps // 2}),
         TIMED_RESUMED: config.model_copy(update={"checkpoint": resumed}),
     }
-    return [Variant(settings=settings, out=plan.run_folder(name)) for name, settings in configs.items()]
+    return [Variant(settings=settings, out=plan.folder / name) for name, settings in configs.items()]
 
 
 def link_checkpoints(plan: CheckpointPlan) -> None:
@@ -172,18 +169,14 @@ def link_checkpoints(plan: CheckpointPlan) -> None:
     The run on fewer ranks resumes from the uninterrupted run. The run of each strategy resumes from the run on fewer
     ranks, and the second timed run from the first.
     """
-    saved = Path(CHECKPOINTS, checkpoint_name(plan.saved_step))
+    from seatrial.train.checkpoint import step_folder
+
+    uninterrupted, fewer = (step_folder(plan.folder / name, plan.saved_step) for name in ("uninterrupted", "fewer"))
     links = {
-        plan.run_folder("fewer") / saved: plan.run_folder("uninterrupted") / saved,
-        plan.run_folder(TIMED_RESUMED) / CHECKPOINTS: plan.run_folder(TIMED) / CHECKPOINTS,
+        fewer: uninterrupted,
+        plan.folder / TIMED_RESUMED / CHECKPOINTS: plan.folder / TIMED / CHECKPOINTS,
     }
-    links |= {
-        plan.run_folder(strategy) / CHECKPOINTS: plan.run_folder("fewer") / CHECKPOINTS for strategy in STRATEGIES
-    }
+    links |= {plan.folder / strategy / CHECKPOINTS: plan.folder / "fewer" / CHECKPOINTS for strategy in STRATEGIES}
     for link, target in links.items():
         link.parent.mkdir(parents=True)
         link.symlink_to(target)
-
-
-def checkpoint_name(step: int) -> str:
-    return f"step-{step:08}"

@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pydantic import JsonValue
 
@@ -17,6 +17,9 @@ from seatrial.checks.declare import Answer, Answers, Value, fact, metric, rule, 
 from seatrial.checks.training import _workload
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
 from seatrial.model import CLUSTER, FAILED_RANK, Artifact, Fact, SeatrialError, Series
+
+if TYPE_CHECKING:
+    from seatrial.train.train_config import TrainConfig
 
 TOKENS_PER_GPU = "tokens_per_second_per_gpu"
 CPU_ONLY = "CPU ONLY: tiny config on shared CPU cores; not a GPU result"
@@ -129,6 +132,19 @@ def facts_from_options(
     return {f"run{_suffix(name)}": {"flops_per_token": flops, "precision": precision} for name in names or ("",)}
 
 
+def training_fact(config: TrainConfig, ranks: int) -> dict[str, JsonValue]:
+    """Model, batch and precision of a training on ``ranks`` ranks."""
+    architecture = config.architecture()
+    model = f"{config.model.name}, {architecture.parameters:,} parameters, vocabulary {architecture.vocab_size}"
+    return {
+        "model": model,
+        "steps": config.max_steps,
+        "batch": f"{ranks} ranks × {config.grad_accum} × {config.bsz} sequences of up to {config.seq_len} tokens",
+        "precision": "bf16" if config.bf16 else "fp32 without TF32",
+        "deterministic": config.deterministic,
+    }
+
+
 @dataclass(frozen=True)
 class Stage:
     """One training per group of ranks, all groups concurrently; by default one group of all ranks.
@@ -144,12 +160,18 @@ class Stage:
 
 
 def run_stages(
-    context: Context, config: str, stages: Sequence[Stage], limit_s: float, generate_tokens: int = 0
+    context: Context, config: str, stages: Sequence[Stage], limit_s: float, method: str, generate_tokens: int = 0
 ) -> Generator[Answer, None, dict[str, list[TrainingResult]]]:
-    """Run ``stages`` of ``config`` in order, yield their observations on rank 0 and return the results by stage.
+    """Run ``stages`` of ``config`` in order, yield facts and observations on rank 0 and return the results by stage.
 
+    ``method``: what is done with the config, for the fact of this name, which also has the overrides of all stages.
     Raises SeatrialError if a training cannot start or the disk is full.
     """
+    facts = device_facts(context, this_rank_only=all(stage.groups == [[0]] for stage in stages))
+    if context.rank == 0:
+        yield from facts
+        common = [text for text in stages[0].overrides if all(text in stage.overrides for stage in stages)]
+        yield fact("method", f"{config} ({', '.join(common) or 'no overrides'}), {method}")
     results: dict[str, list[TrainingResult]] = {}
     results_by_training: dict[str, TrainingResult] = {}
     for stage in stages:
@@ -165,29 +187,6 @@ def run_stages(
     if context.rank == 0:
         yield from combined_observations(results_by_training)
     return results
-
-
-def train_on_one_gpu(
-    context: Context,
-    options: WorkloadOptions,
-    name: str,
-    *overrides: str,
-    after_training: str,
-    generate_tokens: int = 0,
-) -> Generator[Answer, None, TrainingResult]:
-    """Train the shipped config ``name`` on the GPU of rank 0; the other ranks wait.
-
-    ``after_training`` describes the next step in the fact ``method``.
-    """
-    facts = device_facts(context, this_rank_only=True)
-    config, _ = _workload.config_and_overrides(context, options, name)
-    stage = Stage(overrides=(*overrides, *options.overrides), groups=[[0]])
-    results = yield from run_stages(context, config, [stage], options.limit_s, generate_tokens)
-    (result,) = results[stage.name]
-    if context.rank == 0:
-        yield from facts
-        yield fact("method", f"{config} on one GPU, once, {result.max_steps} steps; {after_training}")
-    return result
 
 
 def efficiency(name: str, trainings: Sequence[TrainingResult], baseline: Sequence[TrainingResult]) -> Iterator[Value]:
@@ -270,23 +269,13 @@ def memory_excess(results: Sequence[TrainingResult]) -> Answers:
 
     Its value is the largest of ``results``. The evidence has both sizes in GiB by number of ranks.
     """
-    sizes: dict[int, _MemorySize] = {}  # number of ranks → size of the training that uses most
-    for result in results:
-        used, expected = result.value("params_and_optimizer_gib"), result.value("params_and_optimizer_expected_gib")
-        if used is not None and expected:
-            ranks, size = result.value("world_size"), _MemorySize(used, expected)
-            sizes[ranks] = max(size, sizes.get(ranks, size))
+    names = ("world_size", "params_and_optimizer_gib", "params_and_optimizer_expected_gib")
+    sizes = sorted(tuple(map(result.value, names)) for result in results if all(map(result.value, names)))
     if sizes:
-        worst_ratio = max(size.used_gib / size.expected_gib for size in sizes.values())
-        by_ranks = {str(ranks): size._asdict() for ranks, size in sorted(sizes.items())}
+        worst_ratio = max(used / expected for _, used, expected in sizes)
+        # sorted: of several trainings on a number of ranks, the one that uses most
+        by_ranks = {str(ranks): {"used_gib": used, "expected_gib": expected} for ranks, used, expected in sizes}
         yield value("memory_excess", 100 * (worst_ratio - 1), evidence={"by_ranks": by_ranks})
-
-
-class _MemorySize(NamedTuple):
-    """Parameters and Adam state on the fullest GPU, and the calculated size."""
-
-    used_gib: float
-    expected_gib: float
 
 
 def memory_metric(when: str) -> metric:

@@ -6,9 +6,9 @@ invalid, a library is missing or the disk is full.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from pydantic import Field
 from seatrial.bench.child_result import EXIT_DISK_FULL, EXIT_USAGE_ERROR
 from seatrial.checks.check import Context, Options, Seconds
 from seatrial.model import SeatrialError
+from seatrial.train import step_speed
 from seatrial.util.failures import killed
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ _CHECK_ERRORS = {  # exit code of a rank → the error of the check
     EXIT_USAGE_ERROR: "training did not start",
     EXIT_DISK_FULL: "training stopped, disk full",
 }
-_TAIL_BYTES = 4096  # longer than one line of steps.jsonl
 
 
 class WorkloadOptions(Options):
@@ -88,14 +88,14 @@ def config_for_device(context: Context, name: str) -> str:
 
 
 def config_and_overrides(
-    context: Context, options: WorkloadOptions, name: str, *gpu_overrides: str
+    context: Context, options: WorkloadOptions, name: str, overrides: Sequence[str] = (), *gpu_overrides: str
 ) -> tuple[str, tuple[str, ...]]:
-    """The config and its overrides: ``gpu_overrides`` for the shipped config on a GPU, else none.
+    """The config and its overrides: ``overrides``, ``gpu_overrides`` for the shipped config on a GPU, and the options'.
 
     The config is ``options.config``; by default the shipped config ``name`` for this device.
     """
-    shipped_on_gpu = context.on_gpu and not options.config
-    return options.config or config_for_device(context, name), gpu_overrides if shipped_on_gpu else ()
+    shipped_on_gpu = gpu_overrides if context.on_gpu and not options.config else ()
+    return options.config or config_for_device(context, name), (*overrides, *shipped_on_gpu, *options.overrides)
 
 
 def train(
@@ -126,8 +126,10 @@ def train(
     context.progress(f"{name}: starting")
 
     def report_progress() -> None:
-        if group_number is not None:
-            _report_progress(context, name, out_folders[group_number], settings.max_steps)
+        """Report the training of rank 0, if its files are readable on this node."""
+        trains = context.rank == 0 and group_number is not None
+        if progress := trains and training_progress(out_folders[group_number or 0], settings.max_steps):
+            context.progress(f"{name}: {progress}")
 
     started = time.monotonic()
     children = child_ranks.run_child_ranks(
@@ -143,14 +145,13 @@ def train(
         on_poll=report_progress,
     )
     seconds = rank.gather(time.monotonic() - started)[0]
-    steps_of_this_rank: tuple[dict[str, Any], ...] = ()
-    if group_number is not None and context.rank == groups[group_number][0]:  # the first rank of a group writes steps
-        steps_of_this_rank = _read_steps(out_folders[group_number])
-    steps_by_rank = rank.gather(steps_of_this_rank)
+    # the first rank of a group writes its steps
+    writes_steps = group_number is not None and context.rank == groups[group_number][0]
+    steps_by_rank = rank.gather(step_speed.read_steps(out_folders[group_number or 0]) if writes_steps else [])
     return [
         replace(
             _result_of_ranks(name, out, {member: children[member] for member in ranks}),
-            steps=steps_by_rank[ranks[0]],
+            steps=tuple(steps_by_rank[ranks[0]]),
             max_steps=settings.max_steps,
             seconds=seconds,
             log_prefix=context.artifacts_dir / out_folders[0].name,
@@ -179,14 +180,14 @@ def _result_of_ranks(name: str, out: Path, children: Mapping[int, ChildResult]) 
     first_failed = child_ranks.first_failed_rank(failed)
     if not killed(failed[first_failed].exit_code):
         for code, event in _CHECK_ERRORS.items():
-            texts = [_failure_text(rank, child) for rank, child in failed.items() if child.exit_code == code]
+            texts = [child_ranks.failure_text(rank, child) for rank, child in failed.items() if child.exit_code == code]
             if texts:
                 raise SeatrialError(f"{name}: {event}: {texts[0]}")
     child = failed[first_failed]
     return TrainingResult(
         None,
         out,
-        _failure_text(first_failed, child),
+        child_ranks.failure_text(first_failed, child),
         child.exit_code or 1,
         ranks=ranks,
         failed_rank=first_failed,
@@ -205,51 +206,13 @@ def _new_folders(parent: Path, name: str, count: int) -> list[Path]:
         attempt += 1
 
 
-def _report_progress(context: Context, name: str, out: Path, max_steps: int) -> None:
-    """Report the progress of the training in ``out`` from rank 0, if its files are readable on this node."""
-    if context.rank == 0 and (progress := training_progress(out, max_steps)):
-        context.progress(f"{name}: {progress}")
-
-
 def training_progress(out: Path, max_steps: int) -> str:
     """The current phase of the training in ``out``, from the files it has written; "" if there are none."""
-    step = last_step(out)
-    if step:
-        return f"step {step} of {max_steps}" if step < max_steps else "steps finished; saving"
-    if (out / "steps.jsonl").exists():
+    with suppress(OSError, ValueError):
+        if speed := step_speed.training_speed(out):
+            return f"step {speed.step} of {max_steps}" if speed.step < max_steps else "steps finished; saving"
+    if (out / step_speed.STEPS_FILE).exists():
         return "model built; first step"
     if any(".incomplete-" not in path.name for path in out.glob("data/*")):
         return "data prepared; building the model"
     return "preparing data" if (out / "config.json").exists() else ""
-
-
-def last_step(out: Path) -> int:
-    """The last step in steps.jsonl; 0 if there is none."""
-    try:
-        with (out / "steps.jsonl").open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
-            lines = file.read().splitlines(keepends=True)
-        return int(json.loads([line for line in lines if line.endswith(b"\n")][-1])["step"])
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
-def _read_steps(out: Path) -> tuple[dict[str, Any], ...]:
-    """The complete lines of steps.jsonl; empty without the file. Raises SeatrialError if a line is invalid."""
-    path = out / "steps.jsonl"
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
-        steps = tuple(json.loads(line) for line in lines if line.endswith("\n"))  # the last line may be incomplete
-    except (OSError, ValueError) as error:
-        raise SeatrialError(f"cannot read {path}: {error}") from error
-    if invalid := [step for step in steps if not isinstance(step, dict) or not isinstance(step.get("step"), int)]:
-        raise SeatrialError(f"{path}: line {str(invalid[0])[:80]!r} has no integer 'step'")
-    return steps
-
-
-def _failure_text(rank: int, child: ChildResult) -> str:
-    """The rank, its node and its error; begins with "out of memory" if the error says so."""
-    from seatrial.bench import child_ranks
-
-    out_of_memory = any(text in child.error for text in ("out of memory", "OutOfMemoryError"))
-    return f"{'out of memory: ' if out_of_memory else ''}{child_ranks.failure_text(rank, child)}"

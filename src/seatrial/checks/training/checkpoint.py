@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -32,7 +31,7 @@ from seatrial.checks.training._checkpoint_runs import (
 from seatrial.model import Phase, Scope
 
 if TYPE_CHECKING:
-    from seatrial.train.train_config import TrainConfig
+    from seatrial.train.variants import VariantError
 
 RATE_DEFINITION = (
     "Bytes of all ranks over the time from the first start to the last end. Save: copy from the GPU, write with fsync, "
@@ -66,8 +65,9 @@ def measure(context: Context, options: CheckpointOptions) -> Answers:
     is_rank_0 = context.rank == 0
     if is_rank_0:
         yield from facts
-        yield fact("training", _training_fact(plan))
-        yield fact("timed_model", _model_text(plan.rate_config))
+        own = {"saved_after": plan.saved_step, "ranks_of_one_step": plan.fewer_ranks or plan.ranks}
+        yield fact("training", {**_results.training_fact(plan.config, plan.ranks), **own})
+        yield fact("timed_training", _results.training_fact(plan.rate_config, plan.ranks))
         yield fact("filesystem", read_volume(context.root, str(plan.folder)).mount)
     try:
         for answer in _answers(context, plan, options.limit_s):
@@ -89,7 +89,7 @@ def _answers(context: Context, plan: CheckpointPlan, limit_s: float) -> Answers:
     2. A run on fewer ranks, which resumes from the checkpoint that all ranks saved.
     3. Resumed runs, two runs that must fail, and the two runs whose saves and loads are timed.
     """
-    from seatrial.train import variants
+    from seatrial.train import checkpoint, variants
 
     start = partial(variants.start_variants, device=context.device, local_rank=context.local_rank, limit_s=limit_s)
     is_rank_0 = context.rank == 0
@@ -97,26 +97,26 @@ def _answers(context: Context, plan: CheckpointPlan, limit_s: float) -> Answers:
     bit_flip, nan = _runs.faulty_runs(plan)
     # All three start now, so that the later ones import torch while the first trains. Rates are measured in the third
     with (
-        start(_runs.first_runs(plan), file_prefix=plan.run_folder("start1"), killed_rank=plan.ranks - 1) as first,
+        start(_runs.first_runs(plan), file_prefix=plan.folder / "start1", killed_rank=plan.ranks - 1) as first,
         _runs.run_on_fewer_ranks(plan, start) as second,
-        start([*resumed, bit_flip, nan, *_runs.timed_runs(plan)], file_prefix=plan.run_folder("start3")) as third,
+        start([*resumed, bit_flip, nan, *_runs.timed_runs(plan)], file_prefix=plan.folder / "start3") as third,
     ):
         context.progress("uninterrupted run; run that is killed while saving")
-        first.run()
+        first()
         if is_rank_0:
             yield from killed_run_state(plan)
             _runs.link_checkpoints(plan)
         if second:
             context.progress(f"{plan.fewer_ranks} of {plan.ranks} ranks")
-            second.run()
-        last_checkpoint = plan.run_folder("uninterrupted") / CHECKPOINTS / _runs.checkpoint_name(plan.steps)
+            second()
+        last_checkpoint = checkpoint.step_folder(plan.folder / "uninterrupted", plan.steps)
         flipped_file = _flip_a_bit(last_checkpoint) if is_rank_0 else ""
         context.progress("resumed runs; bit flip and NaN; bandwidth")
-        messages = third.run()
-    bit_flip_message, nan_message = messages[len(resumed) : len(resumed) + 2]  # one message per run, "" without error
+        errors = third()  # one per run
+    bit_flip_error, nan_error = errors[len(resumed) : len(resumed) + 2]
     if is_rank_0:
         yield from compare_runs(plan)
-        yield from fault_detection(plan, flipped_file, bit_flip_message, nan_message)
+        yield from fault_detection(plan, flipped_file, bit_flip_error, nan_error)
         yield from save_and_load_rates(plan)
 
 
@@ -124,9 +124,9 @@ def killed_run_state(plan: CheckpointPlan) -> Answers:
     """Checkpoints of the killed run before it is resumed, and their differences from the uninterrupted run."""
     from seatrial.train import checkpoint
 
-    found = [*sorted(path.name for path in (plan.run_folder("killed") / CHECKPOINTS).iterdir())]
-    complete_names = [path.name for path in checkpoint.complete_checkpoints(plan.run_folder("killed"))]
-    kept = complete_names == [_runs.checkpoint_name(plan.saved_step)]
+    killed = plan.folder / "killed"
+    found = [*sorted(path.name for path in (killed / CHECKPOINTS).iterdir())]
+    kept = checkpoint.complete_checkpoints(killed) == [checkpoint.step_folder(killed, plan.saved_step)]
     yield value("checkpoints_kept_after_kill", kept, evidence={"found": found})
     yield from _file_differences("repeated", plan, plan.saved_step)
 
@@ -135,8 +135,8 @@ def compare_runs(plan: CheckpointPlan) -> Answers:
     """Differences of the resumed and resharded runs from the uninterrupted run."""
     from seatrial.train import compare
 
-    reference = compare.read_steps(plan.run_folder("uninterrupted"), 0, plan.steps)
-    resumed = compare.read_steps(plan.run_folder("killed"), plan.saved_step, plan.steps)
+    reference = compare.read_steps(plan.folder / "uninterrupted", 0, plan.steps)
+    resumed = compare.read_steps(plan.folder / "killed", plan.saved_step, plan.steps)
     differing = compare.differing_steps(resumed, reference[plan.saved_step :])
     yield value("resumed_steps_differing", len(differing), evidence=f"different in steps {differing}")
     yield from _file_differences("resumed", plan, plan.steps)
@@ -148,7 +148,7 @@ def compare_runs(plan: CheckpointPlan) -> Answers:
         **dict.fromkeys(STRATEGIES, (plan.handover_step, plan.steps)),
     }
     for name, (after, last) in step_ranges.items():
-        steps = compare.read_steps(plan.run_folder(name), after, last)
+        steps = compare.read_steps(plan.folder / name, after, last)
         difference = compare.max_relative_difference(steps, reference[after:last], "loss")
         evidence = f"step {difference.step}: {difference.value:.2e}"
         yield value(f"reshard_difference.{name}", difference.value, evidence=evidence)
@@ -159,30 +159,32 @@ def _file_differences(metric_prefix: str, plan: CheckpointPlan, step: int) -> An
     from seatrial.train import checkpoint
 
     reference, killed = (
-        checkpoint.file_hashes(checkpoint.step_folder(plan.run_folder(name), step))
-        for name in ("uninterrupted", "killed")
+        checkpoint.file_hashes(checkpoint.step_folder(plan.folder / name, step)) for name in ("uninterrupted", "killed")
     )
     names = sorted(name for name in reference.keys() | killed.keys() if reference.get(name) != killed.get(name))
     yield value(f"{metric_prefix}_files_differing", len(names), evidence=f"different: {', '.join(names)}")
 
 
-def fault_detection(plan: CheckpointPlan, flipped_file: str, bit_flip_message: str, nan_message: str) -> Answers:
-    """Whether the first error message names the file with the flipped bit, the second only the rank with the NaN."""
-    flip_detected = flipped_file in bit_flip_message and "SHA-256" in bit_flip_message
-    yield value("bit_flip_detected", flip_detected, evidence=bit_flip_message or "no error: the checkpoint was loaded")
-    nan_detected = re.findall(r"rank (\d+) \(", nan_message) == [str(plan.ranks - 1)]
-    yield value("nan_detected", nan_detected, evidence=nan_message or "no error: the training continued")
+def fault_detection(
+    plan: CheckpointPlan, flipped_file: str, bit_flip: VariantError | None, nan: VariantError | None
+) -> Answers:
+    """Whether the first error names only the file with the flipped bit, the second only the rank with the NaN."""
+    flip_detected = bit_flip is not None and bit_flip.damaged_files == (flipped_file,)
+    evidence = bit_flip.message if bit_flip else "no error: the checkpoint was loaded"
+    yield value("bit_flip_detected", flip_detected, evidence=evidence)
+    nan_detected = nan is not None and nan.nonfinite_ranks == (plan.ranks - 1,)
+    yield value("nan_detected", nan_detected, evidence=nan.message if nan else "no error: the training continued")
 
 
 def save_and_load_rates(plan: CheckpointPlan) -> Answers:
     """Bandwidth of saves and loads in GB/s and blocked time of saves in seconds, from the timed runs' metrics.json."""
-    reports = [json.loads((plan.run_folder(name) / "metrics.json").read_text()) for name in (TIMED, TIMED_RESUMED)]
+    reports = [json.loads((plan.folder / name / "metrics.json").read_text()) for name in (TIMED, TIMED_RESUMED)]
     timings = [timing for report in reports for timing in report["checkpoints"]]
     yield fact("checkpoint_bytes", timings[0]["bytes"])
     yield fact("rate_definition", RATE_DEFINITION)
     for kind, name in (("save", "save"), ("async save", "async_save"), ("load", "load")):
         kind_timings = [timing for timing in timings if timing["kind"] == kind]
-        yield value(f"{name}_rate", [timing["mb_per_s"] / 1e3 for timing in kind_timings])
+        yield value(f"{name}_rate", [timing["bytes"] / timing["seconds"] / 1e9 for timing in kind_timings])
         if name != "load":
             blocked = [timing["blocked_s"] for timing in kind_timings]
             # asynchronous: the last save, since the first one also allocates the host memory that later ones reuse
@@ -210,20 +212,6 @@ def _remove_checkpoints(folder: Path) -> tuple[int, int]:
     for path in files:
         path.unlink()
     return len(files), size
-
-
-def _training_fact(plan: CheckpointPlan) -> dict[str, Any]:
-    return {
-        "model": _model_text(plan.config),
-        "steps": f"{plan.steps}, saved after {plan.saved_step}",
-        "ranks": f"{plan.ranks}; one step on {plan.fewer_ranks or plan.ranks}",
-        "precision": "bf16" if plan.config.bf16 else "fp32 without TF32",
-    }
-
-
-def _model_text(config: TrainConfig) -> str:
-    architecture = config.architecture()
-    return f"{config.model.name}, {architecture.parameters:,} parameters, vocabulary {architecture.vocab_size}"
 
 
 _REPORT_DEFECT = (

@@ -25,12 +25,11 @@ class CnnOptions(Options):
 
 
 def measure(context: Context, options: CnnOptions) -> Answers:
-    """Train, evaluate, save and load the model, and write metrics.json next to it.
+    """Train, evaluate, save and load the model.
 
     Raises SeatrialError if the data is incomplete or the options give too few steps.
     """
     from seatrial.train import cnn, images
-    from seatrial.util import files
 
     start = time.monotonic()
     data = images.load(options.data)
@@ -42,18 +41,20 @@ def measure(context: Context, options: CnnOptions) -> Answers:
         f"{steps} steps, {options.epochs} epochs of {len(data.train_labels)} images, batch size {options.batch}; "
         f"accuracy over {len(data.test_labels)} held-out images; images_per_second over all steps, warm-up included"
     )
-    facts = {**cnn.describe_device(context.device), "dataset": data.name, "data": data_fact, "method": method}
-    yield from (fact(name, described) for name, described in facts.items())
+    yield from _results.device_facts(context, this_rank_only=True)
+    yield fact("dataset", data.name)
+    yield fact("data", data_fact)
+    yield fact("method", method)
     cnn.require_min_steps(len(data.train_labels), options.epochs, options.batch)
 
     net = cnn.build(context.device)
     training = cnn.train(net, data, context.device, options.epochs, options.batch, context.progress)
     losses = [loss for loss in training.losses if math.isfinite(loss)]
-    training_values = {"nonfinite_steps": float(len(training.losses) - len(losses))}
-    training_values["images_per_second"] = training.images / training.seconds
+    yield value("nonfinite_steps", len(training.losses) - len(losses))
+    yield value("images_per_second", training.images / training.seconds)
     if losses:
-        training_values |= {"loss_first": losses[0], "loss_last": losses[-1]}
-    yield from (value(name, measured) for name, measured in training_values.items())
+        yield value("loss_first", losses[0])
+        yield value("loss_last", losses[-1])
     yield from _results.loss_curve(enumerate(losses, 1), context.subject)
 
     context.progress("save, load, evaluate")
@@ -63,18 +64,10 @@ def measure(context: Context, options: CnnOptions) -> Answers:
     cnn.save(net, model_file)
     accuracy = cnn.accuracy(net, data, context.device)
     reloaded_accuracy = cnn.accuracy(cnn.load(model_file, context.device), data, context.device)
-    evaluation_values = {
-        "accuracy": accuracy,
-        "reload_accuracy_difference": abs(accuracy - reloaded_accuracy),
-        "seconds": time.monotonic() - start,
-    }
-    yield from (value(name, measured) for name, measured in evaluation_values.items())
-
-    metrics = training_values | evaluation_values
-    record = {"subject": context.subject, "options": options.model_dump(), **facts, "metrics": metrics}
-    files.write_json(folder / "metrics.json", record)
-    for file, title in ((model_file, "model"), (folder / "metrics.json", "metrics")):
-        yield context.artifact(file, f"{title} of {context.subject}")
+    yield value("accuracy", accuracy)
+    yield value("reload_accuracy_difference", abs(accuracy - reloaded_accuracy))
+    yield value("seconds", time.monotonic() - start)
+    yield context.artifact(model_file, f"model of {context.subject}")
 
 
 CHECK = Check(

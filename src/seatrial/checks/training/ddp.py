@@ -11,28 +11,19 @@ from dataclasses import asdict
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from seatrial.checks.cause import Cause
 from seatrial.checks.check import Check, Context, Options
-from seatrial.checks.declare import Answer, Answers, Value, absent, fact, metric, unreadable, value, warning
+from seatrial.checks.declare import Answers, Value, absent, fact, metric, unreadable, value, warning
 from seatrial.checks.training import _ranks, _results, _workload
-from seatrial.model import Fact, Phase, Scope
+from seatrial.model import Phase, Scope
 from seatrial.util.quantiles import median_interval
 
 if TYPE_CHECKING:
     from seatrial.train.ddp import DdpComparison, Speed
     from seatrial.train.invariants import RankInfo
 
-PARITY_METHOD = (
-    "Losses and gradient norms in fp32 without TF32 over the same global batches: one process computes the batches of "
-    "all ranks in sequence. Only the order of additions differs between the two runs."
-)
-SCALING_BASELINE = (
-    "the same model and batch per process on all processes concurrently without communication, in windows that "
-    "alternate with the DDP windows. Power, cooling and CPU are shared in both cases: the difference is the cost of "
-    "communication. It is not a comparison with one process on an idle machine."
-)
 # Allowed percentage points above 100: tensors have other addresses with DDP than without, which affects the speed.
 MAX_ABOVE_LIMIT = 2
 # Allowed half-width of the 95 % interval, percentage points. The expected efficiency of 90 % is 10 points below the
@@ -43,7 +34,6 @@ REDUCE_NOISE = (
     "Check for other load on these nodes (top; nvidia-smi) and run the check again with more steps: --set "
     "checks.train.ddp.options.steps=300"
 )
-CPU_ONLY = "CPU ONLY: tokens per process on shared cores, not per GPU; not a GPU result"
 # Option of the check → key of the training config
 CONFIG_KEYS = {
     "steps": "max_steps",
@@ -69,29 +59,14 @@ class DdpOptions(Options):
 
 
 def measure(context: Context, options: DdpOptions) -> Answers:
-    """Yield the metrics of the cluster and metrics.json on rank 0, and the step times of each rank on that rank."""
-    from seatrial.util import files
-
-    answers: list[Answer] = []
-    for answer in _answers(context, options):
-        answers.append(answer)
-        yield answer
-    if context.rank == 0:
-        path = context.artifacts_dir / "metrics.json"
-        metrics = {item.name: item.value for item in answers if isinstance(item, Value) and item.subject is None}
-        facts = {item.name: item.value for item in answers if isinstance(item, Fact)}
-        files.write_json(path, {"options": options.model_dump(), **facts, "metrics": metrics})
-        yield context.artifact(path, "metrics of the distributed training")
-
-
-def _answers(context: Context, options: DdpOptions) -> Answers:
-    """Compare DDP with one process, measure the speed, and yield the answers of both. All ranks call this."""
+    """Compare DDP with one process and measure the speed; each rank yields its step times, rank 0 all other answers."""
     from seatrial.train import ddp, invariants, parallel, train_config
 
-    world = parallel.current_world(context.device)
+    facts, world = _results.device_facts(context), parallel.current_world(context.device)
     rank_info = invariants.read_rank_info(world.rank, world.size, context.local_rank, context.node, context.device)
     processes, subjects = world.gather(rank_info), world.gather(context.subject)
     if world.is_rank_0:
+        yield from facts
         yield from _process_answers(processes)
 
     comparison = ddp.compare_with_single_process(world, options.parity_steps, context.progress)
@@ -106,7 +81,7 @@ def _answers(context: Context, options: DdpOptions) -> Answers:
     context.progress("comparing parameters")
     digests = world.gather(invariants.parameter_digest([comparison.model, speed.model]))
     if world.is_rank_0:
-        yield from _speed_answers(speed, context.device)
+        yield from _speed_answers(speed)
         times = dict(zip(subjects, speed.rank_times, strict=True))
         yield from _ranks.slowdown(times)
         yield from _ranks.data_wait(times)
@@ -117,22 +92,15 @@ def _answers(context: Context, options: DdpOptions) -> Answers:
 
 
 def _process_answers(processes: Sequence[RankInfo]) -> Answers:
-    """Facts on all processes, the number of ranks with a wrong environment, and of GPUs that several ranks use."""
+    """The processes, the number of ranks with a wrong environment, and of GPUs that several ranks use."""
     from seatrial.train import invariants
 
-    gpu_model = processes[0].gpu_name
-    rank_errors, ranks_by_gpu = invariants.rank_errors(processes), invariants.shared_gpus(processes)
-    yield fact("device", "cuda" if gpu_model else "cpu")
-    if gpu_model:
-        yield fact("gpu", gpu_model)
-    yield fact("world_size", len(processes))
-    yield fact("nodes", len({process.node for process in processes}))
     yield fact("processes", [asdict(process) for process in processes])
-    evidence = {f"rank {rank}": reason for rank, reason in rank_errors.items()}
-    yield value("rank_mismatches", len(rank_errors), evidence=evidence)
-    if gpu_model:
-        gpus = {uuid: list(ranks) for uuid, ranks in ranks_by_gpu.items()}
-        yield value("shared_gpus", len(ranks_by_gpu), evidence=gpus)
+    errors = {f"rank {rank}": reason for rank, reason in invariants.rank_errors(processes).items()}
+    yield value("rank_mismatches", len(errors), evidence=errors)
+    if processes[0].gpu_name:
+        gpus: dict[str, JsonValue] = {uuid: list(ranks) for uuid, ranks in invariants.shared_gpus(processes).items()}
+        yield value("shared_gpus", len(gpus), evidence=gpus)
     else:
         yield absent("shared_gpus", "the ranks use no GPU")
 
@@ -147,7 +115,6 @@ def _parity_answers(comparison: DdpComparison) -> Answers:
     yield value("sampler_unexpected_duplicates", comparison.sample_counts.duplicates)
     yield value("sampler_order_errors", comparison.order_errors)
 
-    yield fact("data", f"a Markov chain with entropy {ENTROPY:.4f} nats/token, the lower bound of the loss")
     parameters = sum(parameter.numel() for parameter in comparison.model.parameters())
     yield fact("parity_model", {"parameters": parameters, "steps": len(comparison.ddp_steps)})
     for name, steps in (("ddp", comparison.ddp_steps), ("single_process", comparison.single_process_steps or [])):
@@ -161,7 +128,6 @@ def _parity_answers(comparison: DdpComparison) -> Answers:
     else:
         yield unreadable(("loss_drop", "loss_above_entropy_bound"), "no step has a finite loss")
 
-    yield fact("parity_method", PARITY_METHOD)
     if comparison.max_relative_difference is None:
         yield unreadable("parity_max_relative_difference", "no step has a finite loss in both runs")
     else:
@@ -180,13 +146,12 @@ def _step_times(context: Context, speed: Speed) -> Iterator[Value]:
     yield value("step_time_without_communication", independent_means, context.subject)
 
 
-def _speed_answers(speed: Speed, device: str) -> Answers:
+def _speed_answers(speed: Speed) -> Answers:
     """Yield tokens/s, the scaling efficiency, and a description of the timed training."""
     total, rank_count = speed.tokens_per_second(), len(speed.ddp_windows)
     yield value("tokens_per_second", total)
     yield value("tokens_per_second_per_gpu", [tokens / rank_count for tokens in total])
     yield from _scaling_answers(speed.scaling_efficiency())
-    yield fact("scaling_baseline", SCALING_BASELINE)
     settings = speed.settings
     architecture = settings.architecture()
     training = {
@@ -200,8 +165,6 @@ def _speed_answers(speed: Speed, device: str) -> Answers:
         "precision": _precision(speed),
     }
     yield fact("training", training)
-    if not device.startswith("cuda"):
-        yield fact("cpu_only", CPU_ONLY)
 
 
 def _precision(speed: Speed) -> str:
@@ -233,14 +196,17 @@ def _scaling_answers(efficiencies: Sequence[float]) -> Answers:
 
 def _method(comparison: DdpComparison, speed: Speed) -> str:
     from seatrial.train.ddp import UNTIMED_STEPS
+    from seatrial.train.markov import ENTROPY
 
     settings, windows = speed.settings, speed.ddp_windows[0]
     return (
-        f"Data from a Markov chain of known entropy, no files; parity over {len(comparison.ddp_steps)} steps in fp32; "
-        f"speed: median of {len(windows)} windows, {sum(map(len, windows))} steps in total, {settings.bsz} × "
-        f"{settings.seq_len} tokens per process, after {UNTIMED_STEPS} untimed steps, {_precision(speed)}; scaling "
-        f"efficiency: median over pairs of windows, relative to the same processes training concurrently without "
-        f"communication, not to one process on an idle machine"
+        f"Data from a Markov chain with entropy {ENTROPY:.4f} nats/token, the lower bound of the loss; no files. "
+        f"Parity: {len(comparison.ddp_steps)} steps in fp32 without TF32; one process computes the batches of all "
+        f"ranks in sequence, only the order of additions differs. Speed: median of {len(windows)} windows, "
+        f"{sum(map(len, windows))} steps in total, {settings.bsz} × {settings.seq_len} tokens per process, after "
+        f"{UNTIMED_STEPS} untimed steps, {_precision(speed)}. Scaling efficiency: median over pairs of windows, "
+        "relative to the same processes training concurrently without communication: power, cooling and CPU are shared "
+        "in both cases. It is not a comparison with one process on an idle machine"
     )
 
 

@@ -27,6 +27,10 @@ GPU_OVERRIDES = {
 }
 # nats; with 4 and 8 H200 the loss was 0.6 above the entropy bound after 14 steps and 9.9 at first
 MAX_ABOVE_ENTROPY_BOUND = 2.0
+METHOD = (
+    "on all ranks, once with each stack and its own steps and batch size (config.json of each): their speeds are not "
+    "comparable. params_and_optimizer: weights and Adam state on the fullest GPU; the expected value is calculated"
+)
 
 
 class FsdpOptions(WorkloadOptions):
@@ -42,28 +46,21 @@ def measure(context: Context, options: FsdpOptions) -> Answers:
     from seatrial.bench import rank
     from seatrial.train import memory, train_config
 
-    facts, subjects = _results.device_facts(context), rank.gather(context.subject)
+    subjects = rank.gather(context.subject)
     stacks = ("native", "hf") if options.hf else ("native",)
-    config, stack_overrides = "", dict[str, tuple[str, ...]]()
-    for stack in stacks:  # the config is the same for all stacks
-        config, stack_overrides[stack] = _workload.config_and_overrides(context, options, NAME, *GPU_OVERRIDES[stack])
+    config, _ = _workload.config_and_overrides(context, options, NAME)
     layers = options.layers or memory.max_layers(train_config.load(config), context.world_size, context.device)
-    common_overrides = list(OVERRIDES)
-    if layers:
-        common_overrides.append(f"model.layers={layers}")
-    if options.cpu_offload:
-        common_overrides.append("parallel.cpu_offload=true")
+    common = [*OVERRIDES, *([f"model.layers={layers}"] if layers else [])]
+    common += ["parallel.cpu_offload=true"] if options.cpu_offload else []
+    stages = []
+    for stack in stacks:
+        _, overrides = _workload.config_and_overrides(context, options, NAME, common, *GPU_OVERRIDES[stack])
+        stages.append(Stage(stack, (*overrides, f"stack={stack}")))
     if context.rank == 0:
-        yield from facts
         yield fact("layers", str(layers or "all"))
         yield fact("cpu_offload", "yes" if options.cpu_offload else "no")
         yield _results.settings_fact(options)
-        yield fact("method", _method(config, layers, stack_overrides))
-    stages = [
-        Stage(stack, (*common_overrides, *stack_overrides[stack], *options.overrides, f"stack={stack}"))
-        for stack in stacks
-    ]
-    results = yield from _results.run_stages(context, config, stages, options.limit_s)
+    results = yield from _results.run_stages(context, config, stages, options.limit_s, METHOD)
     if context.rank == 0:
         yield from _sharding_observations({stack: result for stack, (result,) in results.items()})
         yield from _ranks.slowdown_and_data_wait({"native": results["native"]}, subjects)
@@ -92,15 +89,6 @@ def _facts_from_options(options: FsdpOptions) -> dict[str, JsonValue]:
     """
     layers = f"model.layers={options.layers or 1}"
     return _results.facts_from_options(options, NAME, "native", "hf", check_overrides=[layers])
-
-
-def _method(config: str, layers: int | None, overrides: Mapping[str, tuple[str, ...]]) -> str:
-    size = f" with {layers} layers" if layers else ""
-    runs = " and ".join(f"stack {stack} ({', '.join(texts) or 'no overrides'})" for stack, texts in overrides.items())
-    return (
-        f"{config}{size} on all ranks, once each with {runs}. Speeds of stacks with different batch sizes are not "
-        "comparable. params_and_optimizer: weights and Adam state on the fullest GPU; the expected value is calculated"
-    )
 
 
 _ANY_LAYERS = f"{_results.ON_GPU} and settings == shipped and cpu_offload == no"

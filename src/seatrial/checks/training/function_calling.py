@@ -6,7 +6,6 @@ the workload runs and how fast it is. Scores need pretrained weights.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,20 +20,17 @@ from seatrial.checks.training import _results, _workload
 from seatrial.checks.training._results import TOKENS_PER_GPU
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
 from seatrial.model import Artifact, Phase, Scope, SeatrialError, UsageError
+from seatrial.train.function_calling import score
 
 if TYPE_CHECKING:
     from seatrial.bench.child_ranks import ChildResult
     from seatrial.train.train_config import TrainConfig
 
 NAME = "function-calling-qwen2-7b"
-SCORES = {  # score → its meaning
-    "json_valid": "answers with calls in which all calls are valid JSON",
-    "schema_valid": "answers with calls in which all calls match the functions' schemas",
-    "function_name_correct": "answers whose calls have the correct function names",
-    "arguments_correct": "answers whose calls have the correct functions and arguments",
-    "call_correct": "answers with exactly the expected calls, which may be none",
-    "irrelevance_correct": "answers without a call where none is expected",
-}
+SCORES = (  # the criteria of score.CRITERIA that are metrics
+    *("json_valid", "schema_valid", "function_name_correct"),
+    *("arguments_correct", "call_correct", "irrelevance_correct"),
+)
 MODELS = ("base", "tuned")
 # Overrides for random weights on GPUs: fewer steps, rows and cases, and the learning rate of an untrained model instead
 # of the config's, which is for a pretrained model.
@@ -50,17 +46,12 @@ _FINAL_STEPS = 3  # final_loss is the mean of the last steps, since the loss of 
 
 @dataclass(frozen=True)
 class TrainingTask:
-    """The training with all overrides.
-
-    ``check_overrides``: override of this check → its reason. ``requested_strategy``: parallel.strategy without the
-    overrides of this check.
-    """
+    """The training with all overrides; ``check_overrides``: override of this check → its reason."""
 
     config_name: str
     config: TrainConfig
     overrides: tuple[str, ...]
     check_overrides: dict[str, str]
-    requested_strategy: str
 
 
 def training_task(context: Context, options: WorkloadOptions) -> TrainingTask:
@@ -69,8 +60,7 @@ def training_task(context: Context, options: WorkloadOptions) -> TrainingTask:
 
     name = options.config or _workload.config_for_device(context, NAME)
     check_overrides: dict[str, str] = {}
-    requested = train_config.load(name, options.overrides)
-    if context.on_gpu and requested.model.weights == "random":
+    if context.on_gpu and train_config.load(name, options.overrides).model.weights == "random":
         check_overrides |= dict.fromkeys(RANDOM_WEIGHTS_OVERRIDES, "random weights: test of function and speed only")
     if context.world_size == 1:
         check_overrides |= dict.fromkeys(SINGLE_RANK_OVERRIDES, "one rank: no sharding")
@@ -80,25 +70,23 @@ def training_task(context: Context, options: WorkloadOptions) -> TrainingTask:
         raise UsageError(
             f"{name}: data.layout is {config.data.layout}; train.function_calling needs data.layout function_calling"
         )
-    return TrainingTask(name, config, overrides, check_overrides, requested.parallel.strategy)
+    return TrainingTask(name, config, overrides, check_overrides)
 
 
 def measure(context: Context, options: WorkloadOptions) -> Answers:
     """Train, evaluate and yield observations on rank 0. Raises SeatrialError if the training cannot start."""
-    facts, task = _results.device_facts(context), training_task(context, options)
-    (result,) = _workload.train(context, "function_calling", task.config_name, task.overrides, limit_s=options.limit_s)
+    task, method = training_task(context, options), "then scores before and after training"
+    stage = _results.Stage(overrides=task.overrides)
+    results = yield from _results.run_stages(context, task.config_name, [stage], options.limit_s, method)
+    (result,) = results[stage.name]
     evaluation, seconds = (None, 0.0) if result.problem else _evaluate(context, task, result.out, options.limit_s)
     if context.rank:
         return
-    yield from facts
     yield _results.settings_fact(options)
     random_weights = task.config.model.weights == "random"
     yield fact("pretrained", "no" if random_weights else "yes")
-    yield fact("strategy_requested", task.requested_strategy)
     yield fact("strategy", result.value("strategy"))
     yield fact("overrides", task.check_overrides)
-    yield from _results.combined_observations({"function_calling": result})
-    yield from _results.training_observations(context, result)
     if evaluation:
         yield from _training_outputs(task.config, result)
         yield from _evaluation_result(evaluation, seconds)
@@ -187,38 +175,27 @@ def evaluation_observations(record: Mapping[str, Any]) -> Answers:
     yield value("rows_unaccounted", unaccounted, evidence={"rows": rows, "rejected": rejected, "used": used})
     yield value("cases", sum(record["cases"].values()), evidence=record["cases"])
     for model in MODELS:
-        for score in SCORES:
-            results = [split[score] for split in record[model].values()]
-            count, total = sum(result["count"] for result in results), sum(result["of"] for result in results)
-            if total:
-                yield value(f"{score}.{model}", 100 * count / total)
+        for name, (count, total) in score.totals(record[model]).items():
+            if name in SCORES and total:
+                yield value(f"{name}.{model}", 100 * count / total)
     sign_test = record["sign_test"]
     yield value("call_correct_gain", 100 * sign_test["gain"])
     yield value("improved", sign_test["passed"], evidence=sign_test)
 
 
 def _files(context: Context, out: Path, record: Mapping[str, Any] | None) -> Iterator[Artifact]:
-    """Write summary.txt, and yield it with the evaluation, the answers and the TensorBoard logs."""
-    summary = out / "summary.txt"
-    summary.write_text("".join(f"{line}\n" for line in _summary_lines(out, record)), encoding="utf-8")
-    for path in (summary, out / "evaluation.json", out / "answers.jsonl", *_tensorboard_logs(out)):
+    """Append the scores to summary.txt; yield it with the evaluation, the answers and the TensorBoard logs."""
+    if record:
+        with (out / "summary.txt").open("a", encoding="utf-8") as summary:
+            summary.writelines(f"{line}\n" for line in score.table(record))
+    files = [out / name for name in ("summary.txt", "evaluation.json", "answers.jsonl")]
+    for path in (*files, *_tensorboard_logs(out)):
         if path.is_file():
             yield context.artifact(path, f"{path.name} of the training")
 
 
 def _tensorboard_logs(out: Path) -> Sequence[Path]:
     return sorted((out / "tensorboard").rglob("events.out.tfevents.*"))
-
-
-def _summary_lines(out: Path, record: Mapping[str, Any] | None) -> Iterator[str]:
-    metrics = json.loads((out / "metrics.json").read_text(encoding="utf-8"))
-    for name, measured in metrics.items():
-        if not isinstance(measured, (dict, list)):
-            yield f"{name}: {measured}"
-    if record:
-        test = record["sign_test"]
-        rates = f"{test['call_correct_base']:.1%} before, {test['call_correct_tuned']:.1%} after training"
-        yield f"calls correct: {rates}, p {test['p_value']:.3g}"
 
 
 _PRETRAINED = f"{_results.TRAINED} and pretrained == yes"
@@ -298,8 +275,8 @@ CHECK = Check(
             when=_results.TRAINED,
         ),
         *(
-            metric(f"{score}.*", unit="%", meaning=f"{meaning}; base before, tuned after training")
-            for score, meaning in SCORES.items()
+            metric(f"{name}.*", unit="%", meaning=f"{score.CRITERIA[name][0]}; base before, tuned after training")
+            for name in SCORES
         ),
         metric("call_correct_gain", unit="%", meaning="call_correct.tuned minus call_correct.base", signed=True),
         metric(

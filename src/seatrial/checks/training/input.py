@@ -39,43 +39,31 @@ def measure(context: Context, options: InputOptions) -> Answers:
     from seatrial.bench import one_rank_per_node, rank, storage
     from seatrial.train import train_config
 
-    facts, subjects = _results.device_facts(context), rank.gather(context.subject)
-    config, _ = _workload.config_and_overrides(context, options, CONFIG)
-    settings = train_config.load(config, (*OVERRIDES, *options.overrides))
+    subjects = rank.gather(context.subject)
+    config, overrides = _workload.config_and_overrides(context, options, CONFIG, OVERRIDES)
+    settings = train_config.load(config, overrides)
     sequences = settings.bsz * settings.grad_accum * settings.max_steps * context.world_size
+    method = (
+        f"on all ranks; {sequences} reads of a sequence ({4 * (settings.seq_len + 1)} bytes), each with one request, "
+        "after the data was dropped from the page cache of each node"
+    )
     path = options.path or str(context.artifacts_dir)
     participants = one_rank_per_node.select_participants(context.node)
     try:
         with storage.temporary_folder(path, participants, PREFIX) as folder:
             data = (f"data.samples={min(sequences, MAX_SEQUENCES)}", f"data.cache={folder.path}")
             stage = Stage(overrides=(*OVERRIDES, *data, *options.overrides))
-            results = yield from _results.run_stages(context, config, [stage], options.limit_s)
+            results = yield from _results.run_stages(context, config, [stage], options.limit_s, method)
             shared = storage.is_shared(folder)
     except one_rank_per_node.ParticipantError as error:
         raise SeatrialError(f"cannot use {path}: {error}") from error
     (result,) = results[stage.name]
     if context.rank:
         return
-    data_settings = train_config.load(config, stage.overrides).data  # with the trial's overrides
-    reads = reads_text(sequences, None if data_settings.path else data_settings.samples)
-    yield from facts
-    yield fact(
-        "method",
-        f"{config}, {settings.max_steps} steps on all ranks; each sequence ({4 * (settings.seq_len + 1)} bytes) "
-        f"is read{reads}, with one request, after the data was dropped from the page cache "
-        "of each node",
-    )
     filesystem = read_volume(context.root, path).mount
     yield fact("filesystem", filesystem)
     yield fact("data_shared", "yes" if shared else "no")
     yield from data_wait(result, subjects, filesystem)
-
-
-def reads_text(sequences: int, samples: int | None) -> str:
-    """How often each of ``samples`` sequences is read in a training that reads ``sequences``; empty if unknown."""
-    if samples is None:
-        return ""
-    return " once" if sequences <= samples else f" {sequences / samples:.1f} times on average"
 
 
 def data_wait(result: TrainingResult, subjects: Sequence[str], filesystem: str) -> Answers:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from seatrial.checks.check import Check, Context, Implementations
-from seatrial.checks.declare import Answers, fact, metric, value
+from seatrial.checks.declare import Answers, metric, value
 from seatrial.checks.training import _results, _workload
 from seatrial.checks.training._results import TOKENS_PER_GPU, Stage
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
@@ -24,7 +24,12 @@ STACKS = ("native", "hf")
 # Overrides of the shipped config on GPUs. 16 timed steps are enough: step times vary little
 GPU_OVERRIDES = ("max_steps=24", "untimed_steps=8")
 MIN_SAMPLES = 1024  # generated within seconds; more do not change the speed
-BASELINE = "median speed of the same GPUs when each trains its own model, all at the same time"
+
+METHOD = (
+    "with each stack: one training per GPU, all at the same time, and one training with DDP on all GPUs; speed of the "
+    "steps after untimed_steps; efficiency: DDP over the median of the single GPUs; time_to_first_step includes the "
+    "compilation of the native stack"
+)
 
 
 def measure(context: Context, options: WorkloadOptions) -> Answers:
@@ -32,13 +37,10 @@ def measure(context: Context, options: WorkloadOptions) -> Answers:
     from seatrial.bench import rank
     from seatrial.train import train_config
 
-    facts, subjects = _results.device_facts(context), rank.gather(context.subject)
+    subjects = rank.gather(context.subject)
     samples = f"data.samples={max(MIN_SAMPLES, 16 * context.world_size)}"  # at least two batches of 8 per rank
-    config, check_overrides = _workload.config_and_overrides(context, options, NAME, *GPU_OVERRIDES, samples)
-    overrides = (*check_overrides, *options.overrides)
+    config, overrides = _workload.config_and_overrides(context, options, NAME, (), *GPU_OVERRIDES, samples)
     if context.rank == 0:
-        yield from facts
-        yield fact("method", _method(config, overrides))
         yield _results.settings_fact(options)
     stages = []
     for stack in STACKS:
@@ -47,7 +49,7 @@ def measure(context: Context, options: WorkloadOptions) -> Answers:
             each_rank = [[number] for number in range(context.world_size)]
             stages.append(Stage(f"{stack}_single_gpu", stack_overrides, each_rank, subjects))
         stages.append(Stage(stack, stack_overrides))
-    results = yield from _results.run_stages(context, config, stages, options.limit_s)
+    results = yield from _results.run_stages(context, config, stages, options.limit_s, METHOD)
     if context.rank == 0:
         yield from _compare_stacks(results)
         yield from _adapter_counts(results, train_config.load(config, overrides))
@@ -57,7 +59,6 @@ def _compare_stacks(results: Mapping[str, Sequence[TrainingResult]]) -> Answers:
     """Efficiency of each stack relative to its single-GPU trainings, and the speed ratio of the stacks."""
     for stack in STACKS:
         yield from _results.efficiency(f"efficiency.{stack}", results[stack], results.get(f"{stack}_single_gpu", ()))
-    yield fact("efficiency_baseline", BASELINE)
     native, hf = (results[stack][0].value(TOKENS_PER_GPU) for stack in STACKS)
     if native and hf:
         yield value("native_vs_hf", native / hf)
@@ -66,24 +67,16 @@ def _compare_stacks(results: Mapping[str, Sequence[TrainingResult]]) -> Answers:
 def _adapter_counts(results: Mapping[str, Sequence[TrainingResult]], config: TrainConfig) -> Answers:
     """Yield the number of trainings that trained more or fewer parameters than the adapters have, and export counts."""
     expected = config.architecture().adapter_parameters(config.lora_targets, config.lora_r)
-    trainings: dict[str, TrainingResult] = {}
-    for stage, stage_results in results.items():
-        for result in stage_results:
-            name = stage if len(stage_results) == 1 else f"{stage} of rank {result.ranks[0]}"
-            trainings[name] = result
+    trainings = {
+        stage if len(stage_results) == 1 else f"{stage} of rank {result.ranks[0]}": result
+        for stage, stage_results in results.items()
+        for result in stage_results
+    }
     counts = {name: result.value("trained_parameters") for name, result in trainings.items() if result.metrics}
     mismatches = sum(count != expected for count in counts.values())
     yield value("adapter_mismatches", mismatches, evidence={"expected": expected, **counts})
     loaded = [name for name, result in trainings.items() if result.export_loads]
     yield value("exports_missing", len(counts) - len(loaded) if config.export else 0, evidence={"loaded": loaded})
-
-
-def _method(config: str, overrides: Sequence[str]) -> str:
-    return (
-        f"{config} ({', '.join(overrides) or 'no overrides'}), with each stack: one training per GPU, all at the same "
-        "time, and one training with DDP on all GPUs; speed of the steps after untimed_steps; time_to_first_step "
-        "includes the compilation of the native stack"
-    )
 
 
 # Stack → share of the GEMM rate below which its speed fails, and warns: 65 and 90 % of the lowest of few healthy values

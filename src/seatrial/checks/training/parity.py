@@ -63,13 +63,13 @@ def measure(context: Context, options: ParityOptions) -> Answers:
         start(list(trainings.values()), file_prefix=folder / "start2") as second,
     ):
         context.progress("one process")
-        first.run()
+        first()
         context.progress(f"{context.world_size} processes: DDP and FSDP2, each twice, and variants of FSDP2")
-        second.run()
+        second()
     if context.rank == 0:
         yield from facts
         yield fact("method", METHOD)
-        yield fact("training", _training_fact(config, context.world_size))
+        yield fact("training", _results.training_fact(config, context.world_size))
         yield from compare_runs({name: compare.read_steps(folder / name, 0, config.max_steps) for name in configs})
         reports = {name: json.loads((folder / name / "metrics.json").read_text()) for name in (*STRATEGIES, *VARIANTS)}
         yield from memory_use(reports)
@@ -132,35 +132,20 @@ def memory_use(reports: Mapping[str, Mapping[str, Any]]) -> Answers:
     number of ranks. The fact ``memory_by_run`` has the state of rank 0, and ``memory_peak_gib``: the highest peak of
     CUDA's allocator on any rank, null on CPUs.
     """
+    state = ("parameters_gib", "gradients_gib", "optimizer_gib")
+    columns = (*state, "state_device", "fsdp_groups", "fsdp_largest_group_gib", "memory_peak_gib")
+    table: dict[str, JsonValue] = {}
     state_gib: dict[str, float] = {}  # run → state of its fullest rank
     for name, report in reports.items():
-        state_gib[name] = max(
-            rank["parameters_gib"] + rank["gradients_gib"] + rank["optimizer_gib"] for rank in report["ranks"]
-        )
-    rank_columns = ("parameters_gib", "gradients_gib", "optimizer_gib", "state_device")
-    columns = ("fsdp_groups", "fsdp_largest_group_gib", "memory_peak_gib")
-    table: dict[str, JsonValue] = {}
-    for name, report in reports.items():
-        rank0 = report["ranks"][0]
-        table[name] = {column: rank0[column] for column in rank_columns} | {
-            column: report[column] for column in columns
-        }
+        values = report["ranks"][0] | {column: report[column] for column in columns if column in report}
+        table[name] = {column: values[column] for column in columns}
+        state_gib[name] = max(sum(rank[column] for column in state) for rank in report["ranks"])
     yield fact("memory_by_run", table)
     for name, gib in state_gib.items():
         yield value(f"state_per_rank.{name}", gib * 2**30)
         if name != "ddp":
             share_gib = state_gib["ddp"] / reports[name]["world_size"]
             yield value(f"state_excess.{name}", 100 * (gib / share_gib - 1), evidence=table[name])
-
-
-def _training_fact(config: TrainConfig, ranks: int) -> dict[str, Any]:
-    return {
-        "model": f"{config.model.name}, {config.architecture().parameters:,} parameters",
-        "steps": config.max_steps,
-        "batch": f"{ranks} ranks × {config.grad_accum} × {config.bsz} sequences of up to {config.seq_len} tokens",
-        "precision": "bf16" if config.bf16 else "fp32 without TF32",
-        "deterministic": config.deterministic,
-    }
 
 
 def _declared(run: str) -> Iterator[metric]:

@@ -7,7 +7,6 @@ stage to stage is the cost of communication and of the slowest GPU. Each efficie
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
 
 from pydantic import Field
 
@@ -16,7 +15,7 @@ from seatrial.checks.declare import Answers, absent, fact, metric
 from seatrial.checks.training import _ranks, _results, _workload
 from seatrial.checks.training._results import TOKENS_PER_GPU, Stage
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
-from seatrial.model import CLUSTER, Phase, Scope, Series
+from seatrial.model import Phase, Scope
 
 NAME = "throughput"
 GPU, NODE, ALL = "gpu", "node", "cluster"
@@ -32,6 +31,11 @@ MIN_SAMPLES = 256  # generated within seconds; more do not change the speed
 MIN_EFFICIENCY = 90
 # 8 of the model's 32 layers: 2.0 of 7.2 billion parameters, 32 GB of weights, gradients and Adam state on one GPU
 LAYERS = 8
+METHOD = (
+    "once per stage: each GPU separately, all concurrently; each node separately, all concurrently; one training on "
+    "all ranks. Speed of the steps after untimed_steps. efficiency.STAGE_vs_BASELINE: median tokens/s/GPU of a stage "
+    "over that of the baseline. memory_excess: weights and Adam state on the fullest GPU of any stage over the share"
+)
 
 
 class ThroughputOptions(WorkloadOptions):
@@ -47,16 +51,12 @@ def measure(context: Context, options: ThroughputOptions) -> Answers:
     from seatrial.bench import rank, subgroups
     from seatrial.train import train_config
 
-    facts, subjects = _results.device_facts(context), rank.gather(context.subject)
-    ranks_by_node = subgroups.ranks_by_node(context.node)
+    subjects, ranks_by_node = rank.gather(context.subject), subgroups.ranks_by_node(context.node)
     samples = f"data.samples={max(MIN_SAMPLES, 4 * context.world_size)}"  # at least two batches per rank
-    config, check_overrides = _workload.config_and_overrides(
-        context, options, NAME, *layers_override(options), *GPU_OVERRIDES, samples
+    config, overrides = _workload.config_and_overrides(
+        context, options, NAME, (), *layers_override(options), *GPU_OVERRIDES, samples
     )
-    overrides = (*check_overrides, *options.overrides)
     if context.rank == 0:
-        yield from facts
-        yield fact("method", _method(config, overrides))
         offload = train_config.load(config, overrides).parallel.cpu_offload
         yield fact("cpu_offload", "yes" if offload else "no")
     stages = []
@@ -65,7 +65,7 @@ def measure(context: Context, options: ThroughputOptions) -> Answers:
         if stage == NODE:
             stage_subjects = [subject.partition("/")[0] for subject in stage_subjects]
         stages.append(Stage(stage, overrides, groups, stage_subjects))
-    results = yield from _results.run_stages(context, config, stages, options.limit_s)
+    results = yield from _results.run_stages(context, config, stages, options.limit_s, METHOD)
     if context.rank == 0:
         if NODE not in results:
             yield absent(f"{TOKENS_PER_GPU}.{NODE}", _NO_STAGE[NODE])
@@ -108,30 +108,6 @@ def _scaling_observations(results: Mapping[str, Sequence[TrainingResult]]) -> An
             yield absent(name, _NO_STAGE[missing[0]])
         else:
             yield from _results.efficiency(name, results[stage], results[baseline])
-    definition = (
-        "STAGE_vs_BASELINE: median tokens/s/GPU of a stage over that of the baseline, same batch per GPU; samples: the "
-        "ratio of each window, so that their interval has the noise of both"
-    )
-    yield fact("efficiency_baseline", definition)
-    gpu_counts: list[float] = []
-    median_speeds: list[float] = []
-    for stage_results in results.values():
-        speeds = [result.value(TOKENS_PER_GPU) for result in stage_results]
-        known_speeds = [speed for speed in speeds if speed]
-        if known_speeds:
-            gpu_counts.append(float(len(stage_results[0].ranks)))
-            median_speeds.append(median(known_speeds))
-    if len(gpu_counts) > 1:
-        x, y = tuple(gpu_counts), tuple(median_speeds)
-        yield Series(name=TOKENS_PER_GPU, subject=CLUSTER, x=x, y=y, x_unit="GPUs", y_unit="tokens/s/GPU")
-
-
-def _method(config: str, overrides: Sequence[str]) -> str:
-    return (
-        f"{config} ({', '.join(overrides) or 'no overrides'}), once per stage: each GPU separately, all concurrently; "
-        "each node separately, all concurrently; one training on all ranks. Speed of the steps after untimed_steps. "
-        "memory_excess: weights and Adam state on the fullest GPU of any stage over the calculated share"
-    )
 
 
 def _efficiency(stage: str, baseline: str, fix: str) -> metric:

@@ -7,20 +7,20 @@ from typing import Any
 
 from seatrial.drill.faults import call_after_import, is_faulty_rank
 
-SECONDS = 0.3  # in each forward pass: a multiple of the step time of the tiny model
+SECONDS = 0.3  # in each step: a multiple of the step time of the tiny model
 
 
 def install() -> None:
-    """Delay the end of each forward pass of the rank by SECONDS."""
+    """Delay the computation of each step of the rank by SECONDS."""
     if is_faulty_rank():
         call_after_import("seatrial.train.step_timer", _change)
 
 
 def _change(step_timer: Any) -> None:
-    end_forward = step_timer.StepTimer.end_forward
+    begin = step_timer.StepTimer.begin
 
-    def end_slow_forward(self: Any) -> None:
+    def begin_slow_step(self: Any) -> None:
+        begin(self)
         time.sleep(SECONDS)
-        end_forward(self)
 
-    step_timer.StepTimer.end_forward = end_slow_forward
+    step_timer.StepTimer.begin = begin_slow_step

@@ -137,7 +137,15 @@ def _record(
     config: TrainConfig, report: dict[str, Any], cases: Sequence[Case], before: Sequence[str], after: Sequence[str]
 ) -> dict[str, Any]:
     """The content of evaluation.json."""
-    base_scores, tuned_scores = _scores(cases, before), _scores(cases, after)
+    base, tuned = (
+        [score(answer, case.expected, case.schemas) for answer, case in zip(answers, cases, strict=True)]
+        for answers in (before, after)
+    )
+
+    def summaries(scores: list[Score]) -> dict[str, dict[str, dict[str, int]]]:
+        pairs = list(zip(cases, scores, strict=True))
+        return {split: summary([score for case, score in pairs if case.split == split]) for split in HELD_OUT_SPLITS}
+
     return {
         "run_name": config.run_name,
         "model": config.model.name,
@@ -145,20 +153,10 @@ def _record(
         "data": report["data"],
         "preprocess": report["preprocess"],
         "cases": {split: sum(case.split == split for case in cases) for split in HELD_OUT_SPLITS},
-        "base": _summaries(cases, base_scores),
-        "tuned": _summaries(cases, tuned_scores),
-        "sign_test": sign_test(base_scores, tuned_scores, config.evaluation.significance),
+        "base": summaries(base),
+        "tuned": summaries(tuned),
+        "sign_test": sign_test(base, tuned, config.evaluation.significance),
     }
-
-
-def _scores(cases: Sequence[Case], answers: Sequence[str]) -> list[Score]:
-    return [score(answer, case.expected, case.schemas) for answer, case in zip(answers, cases, strict=True)]
-
-
-def _summaries(cases: Sequence[Case], scores: Sequence[Score]) -> dict[str, dict[str, dict[str, int]]]:
-    """Split → summary of the scores of its cases."""
-    pairs = list(zip(cases, scores, strict=True))
-    return {split: summary([score for case, score in pairs if case.split == split]) for split in HELD_OUT_SPLITS}
 
 
 def sign_test(base: Sequence[Score], tuned: Sequence[Score], significance: float) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from typing import Any
@@ -68,35 +67,6 @@ _REQUESTS_WITHOUT_FUNCTION = (
 )
 
 
-@dataclass(frozen=True)
-class _RequestedCall:
-    """A function call that the user requests."""
-
-    function: dict[str, Any]
-    arguments: dict[str, Any]
-    response: dict[str, Any]
-
-    def _fill(self, template: str) -> str:
-        arguments = {
-            name: ", ".join(value) if isinstance(value, list) else value for name, value in self.arguments.items()
-        }
-        return template.format(**arguments, **self.response)
-
-    @property
-    def request(self) -> str:
-        return self._fill(self.function["ask"])
-
-    @property
-    def answer(self) -> str:
-        return self._fill(self.function["answer"])
-
-    @property
-    def text(self) -> str:
-        # as in the dataset: single quotes around the arguments, and escaped apostrophes inside them
-        arguments = json.dumps(self.arguments, ensure_ascii=False).replace("'", "\\'")
-        return f"""{CALL_MARKER} {{"name": "{self.function["name"]}", "arguments": '{arguments}'}}"""
-
-
 def conversations(count: int, seed: int) -> Iterator[dict[str, str]]:
     """``count`` generated rows with the keys system and chat, always the same for a seed."""
     for number in range(count):
@@ -112,10 +82,10 @@ def functions() -> list[dict[str, Any]]:
     return entries
 
 
-def _row(rng: random.Random, calls: list[_RequestedCall], turns: list[tuple[str, str]]) -> dict[str, str]:
-    names = {call.function["name"] for call in calls}
-    others = [function for function in functions() if function["name"] not in names]
-    listed = [call.function for call in calls] + rng.sample(others, rng.randint(1, MAX_OTHER_FUNCTIONS))
+def _row(rng: random.Random, called: list[dict[str, Any]], turns: list[tuple[str, str]]) -> dict[str, str]:
+    """A row that lists the functions ``called`` and up to MAX_OTHER_FUNCTIONS others."""
+    others = [function for function in functions() if function not in called]
+    listed = called + rng.sample(others, rng.randint(1, MAX_OTHER_FUNCTIONS))
     rng.shuffle(listed)
     schemas = "\n\n".join(json.dumps(_schema(function), indent=4, ensure_ascii=False) for function in listed)
     prompt = "SYSTEM: You are a helpful assistant with access to the following functions. Use them if required -"
@@ -138,21 +108,20 @@ def _schema(function: dict[str, Any]) -> dict[str, Any]:
 
 
 def _row_with_calls(rng: random.Random, count: int, last_turns: tuple[tuple[str, str], ...] = ()) -> dict[str, str]:
-    calls = [
-        _RequestedCall(
-            function=function,
-            arguments={name: _draw(kind, rng) for name, kind in function["parameters"].items()},
-            response={function["response"]: _RESPONSES[function["response"]](rng)},
-        )
-        for function in rng.sample(functions(), count)
-    ]
-    turns = [
-        ("USER", " ".join(call.request for call in calls)),
-        ("ASSISTANT", " ".join(call.text for call in calls)),
-        *(("FUNCTION RESPONSE", json.dumps(call.response)) for call in calls),
-        ("ASSISTANT", " ".join(call.answer for call in calls)),
-    ]
-    return _row(rng, calls, [*turns, *last_turns])
+    called = rng.sample(functions(), count)
+    requests, calls, responses, answers = list[str](), list[str](), list[tuple[str, str]](), list[str]()
+    for function in called:
+        arguments = {name: _draw(kind, rng) for name, kind in function["parameters"].items()}
+        response = {function["response"]: _RESPONSES[function["response"]](rng)}
+        texts = {name: ", ".join(each) if isinstance(each, list) else each for name, each in arguments.items()}
+        requests.append(function["ask"].format(**texts))
+        # as in the dataset: single quotes around the arguments, and escaped apostrophes inside them
+        quoted = json.dumps(arguments, ensure_ascii=False).replace("'", "\\'")
+        calls.append(f"""{CALL_MARKER} {{"name": "{function["name"]}", "arguments": '{quoted}'}}""")
+        responses.append(("FUNCTION RESPONSE", json.dumps(response)))
+        answers.append(function["answer"].format(**texts, **response))
+    turns = [("USER", " ".join(requests)), ("ASSISTANT", " ".join(calls)), *responses, ("ASSISTANT", " ".join(answers))]
+    return _row(rng, called, [*turns, *last_turns])
 
 
 def _draw(kind: str, rng: random.Random) -> Any:

@@ -12,7 +12,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,35 +27,6 @@ HELD_OUT_CONVERSATIONS, HELD_OUT_FUNCTIONS = 0.05, 0.1  # fractions that are hel
 EXAMPLES_PER_REASON = 3  # rejected rows that the report quotes for each reason
 
 
-@dataclass
-class RowCounts:
-    """Numbers of rows by split and by rejection reason, and what the report says about functions and rejected rows."""
-
-    splits: Counter[Split] = field(default_factory=Counter)
-    rejected: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, list[str]] = field(default_factory=dict)  # rejection reason → messages of the first rows
-    # split → normalized names of the functions that its conversations list
-    functions: dict[Split, set[str]] = field(default_factory=lambda: {split: set() for split in SPLITS})
-
-    def add_rejected(self, row: int, error: RejectedRow) -> None:
-        self.rejected[error.reason] += 1
-        examples = self.examples.setdefault(error.reason, [])
-        if len(examples) < EXAMPLES_PER_REASON:
-            examples.append(f"row {row}: {error}")
-
-    def record(self) -> dict[str, Any]:
-        return {
-            "rows": self.splits.total() + self.rejected.total(),
-            "kept": {split: self.splits[split] for split in SPLITS},
-            "rejected": dict(self.rejected.most_common()),
-            "examples": self.examples,
-            "functions": {
-                "train": len(self.functions["train"]),
-                "unseen": len(self.functions["unseen"] - self.functions["train"]),
-            },
-        }
-
-
 def preprocess(rows: Iterable[Mapping[str, Any]], out: Path, source: str) -> dict[str, Any]:
     """Convert ``rows`` to the folder ``out``, written atomically, and return the content of ``report.json``.
 
@@ -64,43 +34,47 @@ def preprocess(rows: Iterable[Mapping[str, Any]], out: Path, source: str) -> dic
     """
     if out.exists():
         raise UsageError(f"{out} exists: prepared data is never overwritten; use another directory or remove it")
+    kept, rejected, digests = Counter[Split](), Counter[str](), set[bytes]()
+    examples: dict[str, list[str]] = {}  # rejection reason → messages of the first rows
+    functions = {split: set[str]() for split in SPLITS}  # normalized names in the conversations of each split
     with atomic_write_folder(out) as folder:
-        counts = RowCounts()
         with ExitStack() as stack:
             files = {
                 split: stack.enter_context((folder / f"{split}.jsonl").open("w", encoding="utf-8")) for split in SPLITS
             }
-            for split, conversation in _convert_rows(rows, counts):
+            for number, row in enumerate(rows):
+                try:
+                    conversation = convert(row)
+                    if (digest := _digest(conversation)) in digests:
+                        raise RejectedRow("duplicate")
+                except RejectedRow as error:
+                    rejected[error.reason] += 1
+                    examples.setdefault(error.reason, []).append(f"row {number}: {error}")
+                    del examples[error.reason][EXAMPLES_PER_REASON:]
+                    continue
+                digests.add(digest)
+                split = assign_split(conversation)
+                kept[split] += 1
+                functions[split] |= set(map(_normalized, conversation.parameter_schemas))
                 files[split].write(json.dumps(conversation.record(), ensure_ascii=False) + "\n")
-        report = {"source": source, **counts.record()}
-        if not counts.splits["train"]:
-            rejected = ", ".join(f"{count} {reason}" for reason, count in counts.rejected.most_common()) or "none"
-            held_out_rows = counts.splits.total()
+        report = {
+            "source": source,
+            "rows": kept.total() + rejected.total(),
+            "kept": {split: kept[split] for split in SPLITS},
+            "rejected": dict(rejected.most_common()),
+            "examples": examples,
+            "functions": {
+                "train": len(functions["train"]),
+                "unseen": len(functions["unseen"] - functions["train"]),
+            },
+        }
+        if not kept["train"]:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in rejected.most_common()) or "none"
             raise UsageError(
-                f"{source}: no row for training; rows: {report['rows']}, held out: {held_out_rows}, "
-                f"rejected: {rejected}"
+                f"{source}: no row for training; rows: {report['rows']}, held out: {kept.total()}, rejected: {reasons}"
             )
         write_json(folder / "report.json", report)
     return report
-
-
-def _convert_rows(rows: Iterable[Mapping[str, Any]], counts: RowCounts) -> Iterator[tuple[Split, Conversation]]:
-    """Yield each usable row as a conversation with its split, and count all rows in ``counts``."""
-    digests: set[bytes] = set()
-    for number, row in enumerate(rows):
-        try:
-            conversation = convert(row)
-            digest = _digest(conversation)
-            if digest in digests:
-                raise RejectedRow("duplicate")
-        except RejectedRow as error:
-            counts.add_rejected(number, error)
-            continue
-        digests.add(digest)
-        split = assign_split(conversation)
-        counts.splits[split] += 1
-        counts.functions[split] |= {_normalized(name) for name in conversation.parameter_schemas}
-        yield split, conversation
 
 
 def assign_split(conversation: Conversation) -> Split:

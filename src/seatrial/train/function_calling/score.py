@@ -127,7 +127,7 @@ def _normalized(text: str) -> str:
 
 
 # Criterion → its label, and its value for a score; None: the criterion does not apply
-_CRITERIA: dict[str, tuple[str, Callable[[Score], bool | None]]] = {
+CRITERIA: dict[str, tuple[str, Callable[[Score], bool | None]]] = {
     "call_correct": ("correct answers", lambda score: score.call_correct),
     "expected_call_correct": (
         "correct answers, call expected",
@@ -156,10 +156,16 @@ def summary(scores: Sequence[Score]) -> dict[str, dict[str, int]]:
     Example: ``{"json_valid": {"count": 8, "of": 10}}``.
     """
     counts = {}
-    for name, (_, criterion) in _CRITERIA.items():
+    for name, (_, criterion) in CRITERIA.items():
         values = [value for score in scores if (value := criterion(score)) is not None]
         counts[name] = {"count": sum(values), "of": len(values)}
     return counts
+
+
+def totals(summaries: Mapping[str, Mapping[str, Mapping[str, int]]]) -> dict[str, tuple[int, int]]:
+    """Criterion → ``count`` and ``of``, summed over ``summaries`` (split → summary)."""
+    splits = list(summaries.values())
+    return {name: (sum(s[name]["count"] for s in splits), sum(s[name]["of"] for s in splits)) for name in splits[0]}
 
 
 def table(record: Mapping[str, Any]) -> Iterator[str]:
@@ -167,13 +173,10 @@ def table(record: Mapping[str, Any]) -> Iterator[str]:
     cases = record["cases"]
     heading = f"{sum(cases.values())} cases ({', '.join(f'{count} {split}' for split, count in cases.items())})"
     yield f"{heading:48}  {'base':>11}  {'tuned':>11}"
-    for name, (label, _) in _CRITERIA.items():
-        cells = []
-        for model in ("base", "tuned"):
-            splits = [criteria[name] for criteria in record[model].values()]
-            count, total = (sum(split[key] for split in splits) for key in ("count", "of"))
-            cells.append(f"{count} of {total}" if total else "none")
-        yield f"{label:48}  {cells[0]:>11}  {cells[1]:>11}"
+    columns = [totals(record[model]) for model in ("base", "tuned")]
+    for name, (label, _) in CRITERIA.items():
+        base, tuned = (f"{column[name][0]} of {column[name][1]}" if column[name][1] else "none" for column in columns)
+        yield f"{label:48}  {base:>11}  {tuned:>11}"
     test = record["sign_test"]
     result = "significant improvement" if test["passed"] else "no significant improvement"
     yield (

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from seatrial.train import data_cache, markov, ranks
-from seatrial.train.disk import atomic_write_folder
 from seatrial.train.hf import blocks, tokenization
 from seatrial.train.hf.blocks import REPORT_FILE, Sample
 from seatrial.train.train_config import TrainConfig
@@ -66,12 +65,12 @@ def _prepare_markov(config: TrainConfig, cache: Path) -> data_cache.Prepared:
     """Write the sequences to a folder in ``cache`` if it is missing; by default one per trained block: none repeats."""
     count = config.data.samples or config.max_steps * config.bsz * config.grad_accum * ranks.world_size()
     key = [count, config.data.packing, config.seq_len, config.seed, markov.require_vocabulary(config)]
-    folder = cache / data_cache.folder_name("markov_chain", key)
-    if not folder.exists():
+
+    def write_files(temporary: Path) -> None:
         sequences = markov.generate_sequences(count, config.seq_len, config.seed).tolist()
         samples: list[Sample] = [(sequence, [True] * config.seq_len) for sequence in sequences]
-        with atomic_write_folder(folder) as temporary:
-            report = blocks.write_blocks(samples, config, temporary, Counter())
-            # entropy_bound in nats per token: the lowest possible loss
-            write_json(temporary / REPORT_FILE, {"data": "generated", **report, "entropy_bound": markov.ENTROPY})
-    return data_cache.Prepared(folder, hit=False, message="")
+        report = blocks.write_blocks(samples, config, temporary, Counter())
+        # entropy_bound in nats per token: the lowest possible loss
+        write_json(temporary / REPORT_FILE, {"data": "generated", **report, "entropy_bound": markov.ENTROPY})
+
+    return data_cache.prepare_generated(cache, "markov_chain", key, write_files)

@@ -131,7 +131,7 @@ class StepRecorder(TrainerCallback):
         folder = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         seconds = now - self._step_start
-        self.saves.append(CheckpointTiming("save", state.global_step, size, seconds, seconds, size / seconds / 1e6))
+        self.saves.append(CheckpointTiming("save", state.global_step, size, seconds, seconds))
         self._step_start = time.perf_counter()
 
     def _require_finite(self, step: int, logs: dict[str, float]) -> None:

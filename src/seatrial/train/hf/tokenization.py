@@ -55,7 +55,9 @@ def prepare(tokenizer: Any, vocabulary: int, chat: bool) -> Any:
         if missing:
             raise UsageError(f"the tokenizer lacks the special tokens of the chat template: {', '.join(missing)}")
         tokenizer.chat_template = template.chat_template()
-        missing_parts = template.missing_parts(tokenizer)
-        if missing_parts:
-            raise UsageError(f"the chat template loses {', '.join(missing_parts)} with this tokenizer")
+        if not template.trains_end_of_turn(tokenizer):
+            raise UsageError(
+                f"the tokenizer does not encode {template.END_OF_TURN} as one token at the end of each turn: expected "
+                "a tokenizer in which it is a special token"
+            )
     return tokenizer
