@@ -13,9 +13,10 @@ from tools.records import record_path
 
 from seatrial import report
 from seatrial.cli import trial
-from seatrial.model import DecisionValue, Outcome, ReasonCode, Trial, UsageError
+from seatrial.model import DecisionValue, Measurement, Outcome, ReasonCode, Trial, UsageError
 from seatrial.pipeline import run as pipeline_run
 from seatrial.pipeline.rejudge import rejudge
+from seatrial.pipeline.run_directory import RunDir
 from tests.processes import CPU_ONLY, HOST_ONLY, call, load, run, run_host_only
 from tests.schema import faults
 
@@ -290,6 +291,18 @@ def test_a_finished_run_has_nothing_to_resume(finished_run: Path, tmp_path: Path
     assert "nothing to resume" not in call("run", "--resume", copy)[1]
     assert (copy / "metrics.prom").exists(), "a missing report is written"
     assert len(load(copy).sessions) == 2
+
+
+def test_a_run_that_cannot_be_resumed_names_the_new_run_and_no_resume(finished_run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(finished_run, copy)
+    run_dir = RunDir.reopen(copy)
+    for uuid in ("GPU-old", "GPU-new"):
+        run_dir.save(Measurement(check="device.gemm", subject="n0/gpu1", rank=1, gpu_uuid=uuid))
+    del run_dir
+    code, _, err = call("run", "--resume", copy)
+    assert (code, "GPU-new" in load(copy).stop_reason) == (3, True)
+    assert "seatrial run --resume" not in err
 
 
 def test_the_report_is_printed_only_if_this_run_wrote_it(finished_run: Path, tmp_path: Path) -> None:
