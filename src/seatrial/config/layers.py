@@ -28,7 +28,7 @@ from seatrial.config.argument_paths import is_folder
 from seatrial.config.expect import declared_unit, metric_error, nearest, threshold_unit_error
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.config.strict_yaml import parse_yaml
-from seatrial.model import Threshold, UsageError
+from seatrial.model import Threshold, UsageError, validation_message
 from seatrial.util import data_files
 from seatrial.util.input_files import MAX_CONFIG_BYTES, read_text
 from seatrial.util.secrets import redacted
@@ -385,21 +385,13 @@ def _nested_model(annotation: Any) -> type[BaseModel] | None:
     return models[0] if len(models) == 1 else None
 
 
-_EXPECTED_TYPES = {  # type of pydantic's error → message in the words of YAML
-    "tuple_type": "expected a list, such as [a, b]",
-    "dict_type": "expected a mapping, such as {key: value}",
-    "model_type": "expected a mapping, such as {key: value}",
-    "missing": "required key is missing",
-}
-
-
 def _build(model: type[Model], tree: Any, source: Source, path: tuple[str, ...]) -> Model:
     try:
         return model.model_validate(tree)
     except ValidationError as error:
         details = error.errors()[0]
         location = (*path, *(str(part) for part in details["loc"]))
-        message = _EXPECTED_TYPES.get(details["type"]) or details["msg"].removeprefix("Value error, ")
+        message = validation_message(details)
         # A missing key has no value: the input is the whole group. Some messages of validators show the value already
         if location and details["type"] != "missing" and "(got " not in message:
             message = source.with_value(message, location, details["input"])
