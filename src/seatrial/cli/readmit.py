@@ -25,7 +25,7 @@ from seatrial.cli.options import (
     create_out_folder,
 )
 from seatrial.cli.output import print_json, stderr
-from seatrial.model import SeatrialError, UsageError
+from seatrial.model import UsageError
 
 if TYPE_CHECKING:
     from seatrial.operate.node_changes import Candidates, Flags, Partner
@@ -168,8 +168,6 @@ def _candidates(options: Options, launcher: str, run_id: str, reason_prefix: str
         raise NotConfigured(
             f"readmit reads the state of nodes from Slurm (from Kubernetes: --launcher kubernetes), but {error}"
         ) from error
-    except ValueError as error:
-        raise SeatrialError(f"unexpected output of scontrol: {error}. Run first: scontrol show nodes") from error
 
 
 def _expanded(names: list[str]) -> tuple[str, ...]:
