@@ -11,17 +11,26 @@ from seatrial.model import Frozen, ParsedThreshold
 MAX_NAME_BYTES = 200  # the run directory is TIME-NAME: a file name has at most 255 bytes
 
 # At most a month: larger values are typing errors, and the system's timers do not accept some of them
-Seconds = Annotated[float, Field(gt=0, le=31 * 24 * 3600)]
-_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
+MAX_SECONDS = 31 * 24 * 3600
+Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
+_UNIT_SECONDS = {"d": 24 * 3600, "h": 3600, "m": 60, "s": 1}
 
 
 def _duration(value: object) -> object:
     """Return the seconds of a text such as ``30m``; other values unchanged."""
     if not isinstance(value, str):
         return value
-    if not (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd])\s*", value)):
-        raise ValueError("not a duration: expected a number and s, m, h or d, such as 30m")
-    return float(match[1]) * _UNIT_SECONDS[match[2]]
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd])\s*", value)
+    seconds = float(match[1]) * _UNIT_SECONDS[match[2]] if match else 0.0
+    if not 0 < seconds <= MAX_SECONDS:
+        raise ValueError("expected a number and s, m, h or d, such as 8m or 24h, above 0 and at most 31d")
+    return seconds
+
+
+def duration_setting(seconds: float) -> str:
+    """Return a duration as a setting such as ``budget`` accepts it: 180 → ``3m``, 86400 → ``24h``."""
+    unit = next((unit for unit in "hm" if seconds % _UNIT_SECONDS[unit] == 0), "s")
+    return f"{seconds / _UNIT_SECONDS[unit]:g}{unit}"
 
 
 def _folder_name(name: str) -> str:

@@ -17,7 +17,7 @@ from pydantic import JsonValue, ValidationError
 
 from seatrial import __version__
 from seatrial.checks.check import Check
-from seatrial.config.schema import Config, JobPlacement
+from seatrial.config.schema import Config, JobPlacement, duration_setting
 from seatrial.hardware.network_time import SLOW_FACTOR, TcpNetwork
 from seatrial.model import (
     CLUSTER,
@@ -29,8 +29,8 @@ from seatrial.model import (
     Scope,
     Topology,
     UsageError,
-    first_validation_error,
     size_label,
+    validation_message,
 )
 from seatrial.pipeline.durations import Network, configured_network, network_duration, start_duration, typical_duration
 
@@ -312,7 +312,8 @@ def _budget_s(check: Check, options: Mapping[str, JsonValue]) -> float:
     try:
         validated = check.options.model_validate(options)
     except ValidationError as error:
-        raise UsageError(f"--budget: {check.name}: {first_validation_error(error)}") from error
+        given = duration_setting(float(str(options["budget_s"])))
+        raise UsageError(f"--budget {given}: {check.name}: {validation_message(error.errors()[0])}") from error
     return float(validated.model_dump()["budget_s"])
 
 
