@@ -15,11 +15,10 @@ from seatrial.config.kubernetes_pod import container_name
 from seatrial.config.schema import Config
 from seatrial.discover.kubectl import ApiUnavailable, KubectlError
 from seatrial.discover.kubernetes_messages import job_failures
-from seatrial.launch.base import JobRefused, Launcher, RenderedJob
+from seatrial.launch.base import TOKEN, JobRefused, Launcher, RenderedJob
 from seatrial.launch.kubernetes_job import (
     OBJECTS,
     RESOURCES,
-    TOKEN,
     TOKEN_LABEL,
     Identity,
     KubernetesJob,

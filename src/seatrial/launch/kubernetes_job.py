@@ -19,17 +19,15 @@ from seatrial.config.schema import Config
 from seatrial.discover.kubectl import Kubectl, KubectlError
 from seatrial.discover.kubernetes_messages import Place, job_failures
 from seatrial.launch import pod_states
-from seatrial.launch.base import Allocation, StartedJob, WaitState, unknown_state
+from seatrial.launch.base import TOKEN, Allocation, ScheduledJob, WaitState, token_files
 from seatrial.launch.collect import STOP_TIMEOUT_S, Collector
 from seatrial.launch.collect_logs import NODE_DIR, POD_LIMIT_BYTES, LogTransport
 from seatrial.launch.pod_states import Object
 from seatrial.model import JobFailure, SeatrialError
-from seatrial.util import processes
 from seatrial.util.files import atomic_write
 from seatrial.util.text import and_more
 
-# Files in an attempt's folder: the objects that the attempt creates, and the attempt's random token
-OBJECTS, TOKEN = "objects.yaml", "token"
+OBJECTS = "objects.yaml"  # file in an attempt's folder with the objects that the attempt creates
 # Label of all objects that an attempt creates; its value is a hash of the token
 TOKEN_LABEL = "seatrial.dev/token"
 RESOURCES = {
@@ -38,7 +36,6 @@ RESOURCES = {
     "TrainJob": "trainjobs.trainer.kubeflow.org",
 }
 
-_POLL_S = 2.0
 _COLLECT_LIMIT_S = 60.0  # from the end of the workload until all files have arrived
 # Seconds from the deletion until all pods must be gone, and the same if a node is lost. Pods have
 # terminationGracePeriodSeconds to end, 30 s by default
@@ -70,16 +67,14 @@ class Identity:
 
 
 @dataclass
-class KubernetesJob(StartedJob):
-    """A created workload. ``folder``: the attempt's folder. Times are of the monotonic clock."""
+class KubernetesJob(ScheduledJob):
+    """A created workload. ``folder``: the attempt's folder."""
 
+    poll_s = 2.0
     identity: Identity
     settings: Config
     folder: Path
     created: float = field(default_factory=time.monotonic)
-    _last_query: float = 0.0
-    _last_response: float = field(default_factory=time.monotonic)
-    _query_error: str = ""  # of the last query
     _workload: Object | None = None
     _pods: dict[str, Object] = field(default_factory=dict)  # last state of each pod, including deleted pods
     _present: set[str] = field(default_factory=set)  # names of the pods in the last answer
@@ -152,9 +147,8 @@ class KubernetesJob(StartedJob):
 
     def wait_state(self) -> WaitState | None:
         self._query()
-        outage_s = time.monotonic() - self._last_response
-        if unknown := unknown_state(self._kind_and_name, outage_s, self._query_error):
-            return unknown
+        if outage := self._outage(self._kind_and_name):
+            return outage
         if self.completing_code() is not None:
             return None
         if self._has_started:
@@ -265,9 +259,6 @@ class KubernetesJob(StartedJob):
         nodes = self._objects_if_readable("node", name)
         return bool(nodes) and pod_states.node_state(nodes[0]).startswith("Ready") and not self._present
 
-    def run_on_nodes(self, script: str, attempt: Path, limit_s: float) -> processes.CommandResult:
-        return self.collector.run_script(script, attempt, limit_s)
-
     def cancel(self, *, node_lost: bool = False) -> str:
         started = time.monotonic()
         must_fetch = self._has_started and not node_lost and not self.collector.problem()
@@ -298,23 +289,15 @@ class KubernetesJob(StartedJob):
     def _kind_and_name(self) -> str:
         return f"{self.identity.kind} {self.identity.name}"
 
-    def _query(self, now: bool = False) -> None:
-        """Query the workload and its pods, at most once per ``_POLL_S`` unless ``now``."""
-        if not now and time.monotonic() - self._last_query < _POLL_S:
-            return
-        try:
-            objects = self.kubectl.get(f"{RESOURCES[self.identity.kind]},pods", f"--selector={self.selector}")
-        except KubectlError as error:
-            self._query_error = str(error)
-        else:
-            self._query_error, self._last_response, self._answered = "", time.monotonic(), True
-            pods = {pod_states.name(each): each for each in objects if each.get("kind") == "Pod"}
-            self._present = set(pods)
-            self._pods |= pods
-            workloads = [each for each in objects if each.get("kind") == self.identity.kind]
-            self._workload = next((each for each in workloads if pod_states.name(each) == self.identity.name), None)
-            self._has_started = self._has_started or self._started_pods >= self.identity.pods
-        self._last_query = time.monotonic()  # after the answer, which may take long
+    def _read_state(self) -> None:
+        objects = self.kubectl.get(f"{RESOURCES[self.identity.kind]},pods", f"--selector={self.selector}")
+        self._answered = True
+        pods = {pod_states.name(each): each for each in objects if each.get("kind") == "Pod"}
+        self._present = set(pods)
+        self._pods |= pods
+        workloads = [each for each in objects if each.get("kind") == self.identity.kind]
+        self._workload = next((each for each in workloads if pod_states.name(each) == self.identity.name), None)
+        self._has_started = self._has_started or self._started_pods >= self.identity.pods
 
     def _close_collector(self) -> None:
         """End the collector and merge the standard error of all pods into launcher.err, labelled as srun does."""
@@ -375,7 +358,7 @@ def delete_remaining_jobs(run_dir: Path, settings: Config) -> Iterator[str]:
     results of a new attempt would be mixed with those of the old attempt.
     """
     client, kind = kubectl(settings), workload_kind(settings)
-    for path in [*run_dir.glob(TOKEN), *run_dir.rglob(f"attempt*/{TOKEN}")]:
+    for path in [*token_files(run_dir)]:
         labels = selector(path.read_text(encoding="utf-8"))
         if left := remaining(client, labels, kind):
             yield f"{and_more(left, 4)} of an earlier run in {run_dir} has not ended: deleting it"

@@ -17,8 +17,8 @@ from seatrial.config.schema import Config, Slurm
 from seatrial.config.slurm_options import option_lines, placement_options
 from seatrial.discover import slurm
 from seatrial.launch import script
-from seatrial.launch.base import JobRefused, Launcher, RenderedJob
-from seatrial.launch.slurm_job import JOB_ID, SCRIPT, TOKEN, SlurmJob, cancel_remaining_jobs, job_collector
+from seatrial.launch.base import TOKEN, JobRefused, Launcher, RenderedJob
+from seatrial.launch.slurm_job import JOB_ID, SCRIPT, SlurmJob, cancel_remaining_jobs
 from seatrial.model import Job, SeatrialError, UsageError
 from seatrial.util.files import atomic_write
 from seatrial.util.secrets import PRIVATE
@@ -86,7 +86,7 @@ class SlurmLauncher(Launcher):
                 raise JobRefused(str(error), transient=True) from None
             raise
         atomic_write(folder / JOB_ID, job_id.encode())
-        return SlurmJob(job_id, self._settings, job_collector(job_id, self._settings, folder))
+        return SlurmJob(job_id, self._settings, folder)
 
 
 def _job_id(output: str) -> str:

@@ -136,21 +136,22 @@ class _Attempt:
             end = self._rejected_end(error)
         else:
             end = self._watch_and_stop(running)
+        cause = end.root_cause or RootCause("", "", None)
         result = JobResult(
             job=job.name,
             attempt=number,
             launcher=launcher.name,
-            state=JobState.REFUSED if end.root_cause and end.root_cause.preflight else end.state,
+            state=JobState.REFUSED if cause.preflight else end.state,
             started=started,
             seconds=time.monotonic() - started_monotonic,
             startup_s=end.startup_s,
-            failed_subject=end.root_cause.subject if end.root_cause else "",
-            cause=end.root_cause.cause if end.root_cause else "",
+            failed_subject=cause.subject,
+            cause=cause.cause,
             scheduler_id=end.allocation.id,
             nodelist=end.allocation.nodes,
             images=end.allocation.images,
-            missing_nodes=end.root_cause.shortage.missing if end.root_cause and end.root_cause.shortage else (),
-            failures=(end.root_cause.failures or end.allocation.failures) if end.root_cause else (),
+            missing_nodes=cause.missing_nodes,
+            failures=cause.failures or (end.allocation.failures if end.root_cause else ()),
         )
         return end, result
 
@@ -241,8 +242,7 @@ class _Attempt:
         a hang is the rank that was silent longest, if its files can be read; any other end keeps ``cause``, without its
         shortage of nodes.
         """
-        missing = cause.shortage.missing if cause.shortage else ()
-        if not all(running.node_is_free(node.name) for node in missing):
+        if not all(running.node_is_free(node.name) for node in cause.missing_nodes):
             return cause
         is_visible = state is JobState.HUNG and not running.unreadable_nodes
         silent_rank_cause = self._cause_of_longest_silence() if is_visible else None
@@ -400,8 +400,8 @@ class _Attempt:
         for measurement in errors:
             self.listener.add_measurement(measurement)
         lost_nodes: list[str] = []
-        if cause and cause.shortage and (cause.preflight or self._has_lost_nodes(cause)):
-            lost_nodes = [node.name for node in cause.shortage.missing]
+        if cause and (cause.preflight or self._has_lost_nodes(cause)):
+            lost_nodes = [node.name for node in cause.missing_nodes]
         exclude = ",".join(filter(None, [job.exclude, *lost_nodes]))
         # without a node list, so that the scheduler can choose other nodes: a node of this attempt may be at fault
         return job.model_copy(update={"checks": tuple(remaining), "nodelist": "", "exclude": exclude})
