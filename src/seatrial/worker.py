@@ -179,7 +179,10 @@ def run_checks(job: Job, run_dir: Path, attempt_dir: Path) -> None:
             if measurement.error and check.scope is Scope.CLUSTER:
                 raise SeatrialError(f"{name}: {measurement.error}")
         heartbeat.set_status("closing")
-        _close_device(job)
+        if job.placement == "ranks":
+            from seatrial.bench import group
+
+            group.close_group()
         journal.append({"done": time.time()})  # the launcher expects no heartbeat after this record
 
 
@@ -296,13 +299,6 @@ def _recorder_dump() -> bytes:
     return dump() if dump else b""
 
 
-def _close_device(job: Job) -> None:
-    if job.placement == "ranks":
-        from seatrial.bench import group
-
-        group.close_group()
-
-
 def _context(
     check: Check,
     job: Job,
@@ -315,6 +311,9 @@ def _context(
 ) -> Context:
     artifacts_dir = run_dir / "artifacts" / f"{check.name}{job.retry_suffix}"
     artifacts_dir.mkdir(parents=True, exist_ok=True)
+    tcp_network = None
+    if job.network_gbps is not None and job.nodes > 1:
+        tcp_network = TcpNetwork(job.nodes, job.ranks_per_node, job.network_gbps)
     return Context(
         node=node_name(),
         rank=identity.rank,
@@ -327,18 +326,11 @@ def _context(
         expected_nodes=job.expected_nodes,
         options_by_check=job.options,
         topology=job.topology,
-        tcp_network=_tcp_network(job),
+        tcp_network=tcp_network,
         artifacts_dir=artifacts_dir,
         run_dir=run_dir,
         progress=progress,
     )
-
-
-def _tcp_network(job: Job) -> TcpNetwork | None:
-    """Return the TCP network between the nodes of the job; None for one node, or if its rate is not configured."""
-    if job.network_gbps is None or job.nodes == 1:
-        return None
-    return TcpNetwork(job.nodes, job.ranks_per_node, job.network_gbps)
 
 
 def reversed_devices(visible: str | None, count: int) -> str:

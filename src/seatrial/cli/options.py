@@ -92,37 +92,28 @@ DrainWindowOption = Annotated[
 ]
 
 
-def collect_overrides(
-    assignments: list[str] | None,
-    *,
-    launcher: str | None = None,
-    nodes: int | None = None,
-    gpus_per_node: int | None = None,
-    nodelist: str | None = None,
-    exclude: str | None = None,
-    topology: str | None = None,
-    min_nodes: int | None = None,
-    no_localize: bool = False,
-    group: str | None = None,
-    budget: str | None = None,
-) -> list[tuple[str, str, Any]]:
+# Parameter of a command → key of the trial that its option sets, if the parameter is not None
+_TRIAL_KEYS = {
+    "launcher": "launcher",
+    "nodes": "cluster.nodes",
+    "min_nodes": "cluster.min_nodes",
+    "gpus_per_node": "cluster.gpus_per_node",
+    "nodelist": "slurm.nodelist",
+    "exclude": "slurm.exclude",
+    "topology": "cluster.topology",
+    "no_localize": "localize",
+    "group": "group",
+    "budget": "budget",
+}
+
+
+def collect_overrides(assignments: list[str] | None, **parameters: str | int | None) -> list[tuple[str, str, Any]]:
     """Return (option, key of the trial, value) of each setting in rising priority: --set, then the other options."""
     from seatrial.config.layers import parse_assignment
 
-    flags = [
-        ("--launcher", "launcher", launcher),
-        ("--nodes", "cluster.nodes", nodes),
-        ("--min-nodes", "cluster.min_nodes", min_nodes),
-        ("--gpus-per-node", "cluster.gpus_per_node", gpus_per_node),
-        ("--nodelist", "slurm.nodelist", nodelist),
-        ("--exclude", "slurm.exclude", exclude),
-        ("--topology", "cluster.topology", topology),
-        ("--no-localize", "localize", False if no_localize else None),
-        ("--group", "group", group),
-        ("--budget", "budget", budget),
-    ]
-    given_flags = [(flag, key, value) for flag, key, value in flags if value is not None]
-    return [("--set", *parse_assignment(text)) for text in assignments or ()] + given_flags
+    options = {f"--{name.replace('_', '-')}": (_TRIAL_KEYS[name], value) for name, value in parameters.items()}
+    given_options = [(option, key, value) for option, (key, value) in options.items() if value is not None]
+    return [("--set", *parse_assignment(text)) for text in assignments or ()] + given_options
 
 
 def check_names(values: list[str] | None) -> tuple[str, ...]:

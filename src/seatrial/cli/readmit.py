@@ -218,7 +218,7 @@ def _print_dry_run(
     print(f"candidates: {', '.join(options.nodes)}")
     for partner in partners:
         print(f"partner {partner.node}: {partner.why}")
-    lines = plan_lines(preview.plan.jobs, preview.plan.excluded_checks, catalog(), preview.not_run)
+    lines = plan_lines(preview.plan.jobs, preview.plan.excluded_checks, catalog(), preview.plan.checks_not_run)
     for line in (*lines, *preview.notes):
         print(line)
     for decision, rows in changes.items():

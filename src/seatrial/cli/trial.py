@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -91,13 +91,17 @@ def run(
         nodelist=nodelist,
         exclude=exclude,
         topology=topology,
-        no_localize=no_localize,
+        no_localize=False if no_localize else None,
         group=group,
         budget=budget,
     )
     if resume:
         others = [key for _, key, _ in overrides if not key.startswith("slurm.")]
-        _require_no_options_with_resume(trial != "quick", others, only, skip, out, time_limit, dry_run)
+        if any((trial != "quick", others, only, skip, out, time_limit, dry_run)):
+            raise UsageError(
+                "--resume continues with the settings of the run directory: give no trial and no other option than "
+                "--set slurm.KEY=VALUE, after a rejected job"
+            )
         run_dir = RunDir.reopen(resume)
         if overrides:
             run_dir.change_slurm(overrides)
@@ -155,14 +159,6 @@ def _request(
     )
 
 
-def _require_no_options_with_resume(*options: object) -> None:
-    if any(options):
-        raise UsageError(
-            "--resume continues with the settings of the run directory: give no trial and no other option than "
-            "--set slurm.KEY=VALUE, after a rejected job"
-        )
-
-
 def new_run_folder(name: str) -> Path:
     """Create a new run directory; a number is added if another run started in the same second."""
     base = Path("seatrial-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
@@ -196,7 +192,7 @@ def _print_plan(preview: Preview, launcher: str, as_json: bool) -> None:
         print_json([job.model_dump(mode="json") for job, _ in preview.rendered])
         return
     plan = preview.plan
-    lines = [*plan_lines(plan.jobs, plan.excluded_checks, catalog(), preview.not_run, as_root=preview.as_root)]
+    lines = [*plan_lines(plan.jobs, plan.excluded_checks, catalog(), plan.checks_not_run, as_root=preview.as_root)]
     lines += [
         f"not run: {measurement.check}: {measurement.skipped or measurement.error}" for measurement in plan.not_run
     ]
@@ -340,17 +336,13 @@ def judge(
 
     hardware = HardwareOptions(gpus, nodes, nics, fabric, algorithm)
     if benchmark := open_benchmark(run):
-        if why_not or trial or set_ or format or html or out:
-            raise UsageError(
-                "--why-not, --trial, --set, --format, --html and --out are for a run of seatrial: a benchmark has no "
-                "decision"
-            )
-        outcome = _judge_benchmark(benchmark, hardware, operation or "", baseline, as_json)
-        raise typer.Exit(EXIT_CODES_OF_OUTCOMES[outcome])
-    if run.exists() and any(value is not None for value in (gpus, nodes, nics, fabric, algorithm, operation)):
-        raise UsageError(
-            "--gpus to --algorithm are for the output of nccl-tests or nvbandwidth: a record has its hardware"
-        )
+        of_run = {"why-not": why_not, "trial": trial, "set": set_, "format": format, "html": html, "out": out}
+        _refuse(of_run, "is for a run of seatrial: a benchmark has no decision")
+        raise typer.Exit(_judge_benchmark(benchmark, hardware, operation or "", baseline, as_json))
+    if run.exists():
+        of_benchmark = {"gpus": gpus, "nodes": nodes, "nics": nics, "fabric": fabric}
+        of_benchmark |= {"operation": operation, "algorithm": algorithm}
+        _refuse(of_benchmark, "is for the output of nccl-tests or nvbandwidth: a record has its hardware")
     if format and (why_not or as_json):
         raise UsageError("--format prints a whole report: use neither --why-not nor --json with it")
     result, run_dir = _judged(run, baseline, trial, collect_overrides(set_))
@@ -370,10 +362,17 @@ def judge(
     raise typer.Exit(EXIT_CODES[result.decision.value])
 
 
+def _refuse(options: Mapping[str, object], reason: str) -> None:
+    """Raise UsageError for the first option that is given."""
+    for name, value in options.items():
+        if value:
+            raise UsageError(f"--{name} {reason}")
+
+
 def _judge_benchmark(
     benchmark: BenchmarkFile, hardware: HardwareOptions, operation: str, baseline: Path | None, as_json: bool
-) -> Outcome:
-    """Print the judgement of a benchmark's output, and return its outcome."""
+) -> int:
+    """Print the judgement of a benchmark's output, and return the exit code."""
     from seatrial.report.benchmark import lines
 
     judgement = benchmark.judge(hardware, operation, baseline)
@@ -381,7 +380,7 @@ def _judge_benchmark(
         print_json(judgement.model_dump(mode="json"))
     else:
         print("\n".join(lines(judgement)))
-    return judgement.outcome
+    return EXIT_CODES_OF_OUTCOMES[judgement.outcome]
 
 
 def _rendered(result: Trial, run: Path, run_dir: Path | None, format: str) -> str:

@@ -171,14 +171,8 @@ class Kubernetes(Frozen):
     @model_validator(mode="after")
     def _trainjob_fits_its_runtime(self) -> Self:
         """A TrainJob cannot patch these fields of its runtime (PodSpecPatch of Kubeflow Trainer)."""
-        overlay = self.overlay
-        fields = {
-            "host_network": overlay.host_network,
-            "priority_class": overlay.priority_class,
-            "runtime_class": overlay.runtime_class,
-            "scheduler": overlay.scheduler,
-        }
-        if self.workload == "trainjob" and (not_patched := [name for name, value in fields.items() if value]):
+        fields = ("host_network", "priority_class", "runtime_class", "scheduler")
+        if self.workload == "trainjob" and (not_patched := [name for name in fields if getattr(self.overlay, name)]):
             raise ValueError(
                 f"overlay.{not_patched[0]}: a TrainJob cannot set it; set it in a ClusterTrainingRuntime, and name "
                 "that with kubernetes.runtime"

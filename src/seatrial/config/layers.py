@@ -127,7 +127,9 @@ def resolve(
     source = Source(file, origins)
     config = _validate_trial(tree, source, schemas)
     node_selection.validate(config, source.origin)
-    return ResolvedTrial(config, {**_default_origins(config, origins), **origins})
+    defaults: dict[str, str] = {}
+    _record_origins(config.model_dump(mode="json"), "default", (), defaults)
+    return ResolvedTrial(config, defaults | origins)
 
 
 def load_as(model: type[Model], path: str, overrides: Iterable[tuple[str, str, Any]] = ()) -> Model:
@@ -175,11 +177,8 @@ def _parse_value(key: str, text: str, source: str) -> Any:
 
 def trial_names() -> list[str]:
     """Return the names of the shipped trials."""
-    return sorted(Path(entry.name).stem for entry in _shipped_trials().iterdir() if entry.name.endswith(".yaml"))
-
-
-def _shipped_trials() -> Any:
-    return resources.files("seatrial") / "data" / "trials"
+    folder = resources.files("seatrial") / "data" / "trials"
+    return sorted(Path(entry.name).stem for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
 def _read_trial(trial: str) -> tuple[Tree, str]:
@@ -221,12 +220,9 @@ def _read_file(path: str) -> str:
 
 
 def _environment_overrides(environ: Mapping[str, str]) -> list[tuple[str, str, Any]]:
-    overrides = []
-    for name, text in sorted(environ.items()):
-        if name.startswith(ENV_PREFIX):
-            key = _dotted_key(name.removeprefix(ENV_PREFIX))
-            overrides.append((f"${name}", key, _parse_value(key, text, f"${name}")))
-    return overrides
+    names = sorted(name for name in environ if name.startswith(ENV_PREFIX))
+    keys = {name: _dotted_key(name.removeprefix(ENV_PREFIX)) for name in names}
+    return [(f"${name}", key, _parse_value(key, environ[name], f"${name}")) for name, key in keys.items()]
 
 
 def _dotted_key(name: str) -> str:
@@ -292,12 +288,6 @@ def _record_origins(value: Any, origin: str, path: tuple[str, ...], origins: dic
             _record_origins(inner, origin, (*path, str(key)), origins)
     elif path:
         origins[".".join(path)] = origin
-
-
-def _default_origins(config: Config, origins: dict[str, str]) -> dict[str, str]:
-    defaults: dict[str, str] = {}
-    _record_origins(config.model_dump(mode="json"), "default", (), defaults)
-    return {key: origin for key, origin in defaults.items() if key not in origins}
 
 
 def _validate_trial(tree: Tree, source: Source, schemas: Mapping[str, CheckSchema]) -> Config:

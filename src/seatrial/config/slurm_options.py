@@ -33,12 +33,8 @@ def option_lines(options: Iterable[tuple[str, object]], quote: Callable[[str], s
 
 def environment_overrides(environ: Mapping[str, str]) -> list[tuple[str, str, Any]]:
     """Return (variable, key, value) for each SBATCH_* variable that overrides a setting, as it does in a job script."""
-    variables = {name: f"SBATCH_{name.upper()}" for name in _IN_ENVIRONMENT}
-    return [
-        (f"${variable}", f"slurm.{name}", environ[variable])
-        for name, variable in variables.items()
-        if environ.get(variable)
-    ]
+    variables = {f"SBATCH_{name.upper()}": f"slurm.{name}" for name in _IN_ENVIRONMENT}
+    return [(f"${variable}", key, environ[variable]) for variable, key in variables.items() if environ.get(variable)]
 
 
 def setting_of_option(option: str) -> str | None:

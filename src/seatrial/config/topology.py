@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from seatrial.config.strict_yaml import parse_yaml
 from seatrial.model import Frozen, Topology, UsageError, first_validation_error
@@ -38,15 +38,12 @@ class _Switch:
 class _SwitchEntry(Frozen):
     """The value of a switch in a YAML file. Each field is a hostlist.
 
-    With ``rails`` the entry stands for several leaf switches: one for each GPU of its nodes.
+    With ``rails`` the entry stands for several leaf switches, one per rail: their names in the order of the GPUs.
     """
 
     nodes: str = ""
     switches: str = ""
-    rails: str = Field(
-        default="",
-        description="names of the leaf switches, one per rail, in the order of the GPUs",
-    )
+    rails: str = ""
 
 
 class _File(Frozen):

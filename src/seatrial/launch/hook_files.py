@@ -36,21 +36,14 @@ class HookSite(NamedTuple):
     soperator_tag: str = ""  # image tag of soperator's check jobs; empty: no ActiveCheck
 
 
-class _Script(NamedTuple):
-    """A script that Slurm calls: `seatrial hook KIND`. ``on_failure``: Slurm's action on exit code 1."""
-
-    kind: str
-    title: str
-    on_failure: str
-
-
-_SLURM_SCRIPTS = (
-    _Script(
-        "prolog", "Prolog of slurm.conf: checks this node before a job.", "Slurm drains the node and requeues the job"
+_SLURM_SCRIPTS = {  # kind → title of the script `seatrial hook KIND`, and Slurm's action on exit code 1
+    "prolog": (
+        "Prolog of slurm.conf: checks this node before a job.",
+        "Slurm drains the node and requeues the job",
     ),
-    _Script("epilog", "Epilog of slurm.conf: checks this node after a job.", "Slurm drains the node"),
-    _Script("health", "HealthCheckProgram of slurm.conf: checks this node.", "Slurm only logs it"),
-)
+    "epilog": ("Epilog of slurm.conf: checks this node after a job.", "Slurm drains the node"),
+    "health": ("HealthCheckProgram of slurm.conf: checks this node.", "Slurm only logs it"),
+}
 
 
 def render(site: HookSite, callers: Collection[str] = CALLERS) -> dict[str, str]:
@@ -66,11 +59,12 @@ def render(site: HookSite, callers: Collection[str] = CALLERS) -> dict[str, str]
     }
     if "npd" in callers:
         callers = {*callers, "systemd"}
+    command = _command(site, '"$kind"', "slurm", _OPTION_SEPARATOR)
     files = {
-        f"{script.kind}.sh": template("hook/hook.sh.j2").render(
-            values, contexts=False, command=_command(site, '"$kind"', "slurm", _OPTION_SEPARATOR), **script._asdict()
+        f"{kind}.sh": template("hook/hook.sh.j2").render(
+            values, contexts=False, command=command, kind=kind, title=title, on_failure=on_failure
         )
-        for script in _SLURM_SCRIPTS
+        for kind, (title, on_failure) in _SLURM_SCRIPTS.items()
     }
     files["slurm.conf.lines"] = template("hook/slurm.conf.lines.j2").render(values)
     files |= _soperator(site, values)

@@ -32,12 +32,8 @@ _TEARDOWN_S = 60.0
 _MAX_NAMED = 8  # nodes listed in a message
 
 
-class Listener(Protocol):
-    """Receives the events of a running job.
-
-    ``add_measurement`` is called once per measurement and must store it. ``show_waiting`` gets what the job waits for,
-    and since how many seconds.
-    """
+class JobDisplay(Protocol):
+    """Shows the events of a running job. ``show_waiting`` gets what the job waits for, and since how many seconds."""
 
     def job_started(self, job: Job, attempt: int) -> None: ...
 
@@ -46,6 +42,10 @@ class Listener(Protocol):
     def show_waiting(self, state: str, seconds: float) -> None: ...
 
     def warn(self, text: str) -> None: ...
+
+
+class Listener(JobDisplay, Protocol):
+    """Receives the events of a running job. ``add_measurement`` is called once per measurement and must store it."""
 
     def add_measurement(self, measurement: Measurement) -> None: ...
 
@@ -259,6 +259,9 @@ class _Attempt:
             show_node_command=running.show_node_command,
         )
 
+    def _lost_nodes(self, silent: Mapping[str, float], running: StartedJob) -> RootCause:
+        return root_cause.lost_nodes(self.job, silent, running.node_state, running.show_node_command)
+
     def _silent_nodes(self, silent_s: float) -> Mapping[str, float]:
         return root_cause.silent_nodes(self.ranks, self.job, self.folder, silent_s)
 
@@ -294,7 +297,7 @@ class _Attempt:
         # even if the scheduler still waits for the lost node
         if silent := self._silent_nodes(self.limits.heartbeat_timeout_s):
             _check_writable(self.folder)
-            return JobState.HUNG, root_cause.lost_nodes(self.job, silent, running.node_state, running.show_node_command)
+            return JobState.HUNG, self._lost_nodes(silent, running)
         return None
 
     def _wait(self, running: StartedJob, waiting: WaitState) -> tuple[JobState, RootCause] | None:
@@ -309,7 +312,7 @@ class _Attempt:
     def _cause_of_wait(self, running: StartedJob, waiting: WaitState) -> RootCause:
         """Return why waiting does not help: nodes are missing, or were lost before the job was requeued."""
         if silent := self._silent_nodes(root_cause.SILENT_AT_END_S):
-            lost = root_cause.lost_nodes(self.job, silent, running.node_state, running.show_node_command)
+            lost = self._lost_nodes(silent, running)
             return replace(lost, cause=f"{waiting.reason}; {lost.cause}")
         names = [node.name for node in waiting.shortage.missing] if waiting.shortage else []
         names = names or list(dict.fromkeys(node for each in waiting.failures for node in each.nodes))

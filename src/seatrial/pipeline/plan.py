@@ -6,7 +6,6 @@ more time than a partition of Slurm allows is split.
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from pydantic import JsonValue, ValidationError
 
 from seatrial import __version__
 from seatrial.checks.check import Check
+from seatrial.config.expect import nearest
 from seatrial.config.schema import Config, JobPlacement, duration_setting
 from seatrial.hardware.network_time import SLOW_FACTOR, TcpNetwork
 from seatrial.model import (
@@ -70,6 +70,11 @@ class Plan:
     not_run: tuple[Measurement, ...]
     excluded_checks: dict[str, str]
 
+    @property
+    def checks_not_run(self) -> list[str]:
+        """The checks that no job can run."""
+        return [measurement.check for measurement in self.not_run]
+
 
 def make_plan(
     config: Config,
@@ -103,15 +108,16 @@ def make_plan(
     if time_limit_s is not None:
         excluded |= dict.fromkeys(_checks_over_time_limit(runnable, config, node_gpus, nodes, time_limit_s), TIME_LIMIT)
     remaining = [check for check in runnable if check.name not in {*excluded, *done}]
-    jobs: list[Job] = []
-    for job in _jobs_by_placement(remaining, config, node_gpus, nodes):
-        jobs += _split_job(job, config, max_job_s)
-    jobs = [job.model_copy(update={"topology": topology}) if job.placement == "ranks" else job for job in jobs]
-    preflight = _preflight(remaining, jobs)
-    jobs = [job if job.placement == "control" else job.model_copy(update={"preflight": preflight}) for job in jobs]
-    not_run_now = tuple(measurement for name, measurement in not_run.items() if name not in done)
-    on_nodes = [job for job in jobs if job.placement != "control"]  # the first of them has the preflight
+    whole_jobs = _jobs_by_placement(remaining, config, node_gpus, nodes)
+    jobs = [part for job in whole_jobs for part in _split_job(job, config, max_job_s)]
     control = [job for job in jobs if job.placement == "control"]
+    preflight, on_nodes = _preflight(remaining, jobs), []
+    for job in jobs:
+        if job.placement != "control":
+            update = {"preflight": preflight, "topology": topology if job.placement == "ranks" else None}
+            on_nodes.append(job.model_copy(update=update))
+    not_run_now = tuple(measurement for name, measurement in not_run.items() if name not in done)
+    # the first job on nodes has the preflight
     return Plan((*on_nodes[:1], *control, *on_nodes[1:]), not_run_now, excluded)
 
 
@@ -244,8 +250,7 @@ def _excluded_checks(names: list[str], only: list[str], skip: list[str]) -> dict
     """Return check → the option that excludes it. Raises UsageError if a pattern matches none of ``names``."""
     for pattern in [*only, *skip]:
         if not fnmatch.filter(names, pattern):
-            similar = difflib.get_close_matches(pattern, names, n=1)
-            hint = f"; did you mean {similar[0]!r}?" if similar else ""
+            hint = nearest(pattern, names)
             raise UsageError(f"no check of this trial matches {pattern!r}{hint} (checks: {', '.join(names)})")
     excluded = {name: "--only" for name in names if only and not any(fnmatch.fnmatch(name, p) for p in only)}
     return excluded | {name: "--skip" for name in names if any(fnmatch.fnmatch(name, p) for p in skip)}

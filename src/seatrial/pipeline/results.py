@@ -14,20 +14,16 @@ from typing import Protocol
 
 from seatrial.checks import catalog
 from seatrial.config.schema import Config
+from seatrial.launch.watch import JobDisplay
 from seatrial.model import JOB_FAILURES, Job, JobFailure, JobResult, Measurement, MissingNode, Outcome, Session, Timing
 from seatrial.pipeline.plan import LOCALIZATION_JOB
 from seatrial.pipeline.run_directory import RunDir
+from seatrial.util.grouping import grouped
 from seatrial.util.secrets import redacted, secret_values
 
 
-class Display(Protocol):
+class Display(JobDisplay, Protocol):
     """Live output of a trial for the user."""
-
-    def job_started(self, job: Job, attempt: int) -> None: ...
-
-    def show_status(self, text: str) -> None: ...
-
-    def show_waiting(self, state: str, seconds: float) -> None: ...
 
     def show_plan(
         self,
@@ -46,8 +42,6 @@ class Display(Protocol):
     def show_outcome(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None: ...
 
     def show_not_run(self, checks: Sequence[str], outcome: Outcome, reason: str) -> None: ...
-
-    def warn(self, text: str) -> None: ...
 
 
 class JobNotStarted(Exception):
@@ -105,13 +99,9 @@ class TrialResults:
 
     def add_not_run(self, measurements: Iterable[Measurement]) -> None:
         """Add the ERROR or SKIP of checks that no job can run; show those with the same reason together."""
-        checks_by_reason: dict[tuple[Outcome, str], list[str]] = {}
-        for measurement in map(self._store, measurements):
-            outcome = Outcome.ERROR if measurement.error else Outcome.SKIP
-            reason = measurement.error or measurement.skipped or ""
-            checks_by_reason.setdefault((outcome, reason), []).append(measurement.check)
-        for (outcome, reason), checks in checks_by_reason.items():
-            self.display.show_not_run(checks, outcome, reason)
+        checks = grouped(((each.error, each.skipped), each.check) for each in map(self._store, measurements))
+        for (error, skipped), names in checks.items():
+            self.display.show_not_run(names, Outcome.ERROR if error else Outcome.SKIP, error or skipped or "")
 
     def add_measurement(self, measurement: Measurement) -> None:
         measurement = self._store(measurement)
@@ -129,13 +119,13 @@ class TrialResults:
         Raises GpuExchanged if its GPU is not the one that an earlier session measured.
         """
         self.refuse_other_gpu(measurement)
+        update: dict[str, object] = {"error": redacted(measurement.error, self.secrets)}
         if self.jobs and self.jobs[-1].retry:  # the ERROR measurements of run_job do not have the number of the retry
-            measurement = measurement.model_copy(update={"retry": self.jobs[-1].retry})
-        if measurement.error:
-            measurement = measurement.model_copy(update={"error": redacted(measurement.error, self.secrets)})
+            update["retry"] = self.jobs[-1].retry
         if JOB_FAILURES in measurement.facts:
             failures = redacted(measurement.facts[JOB_FAILURES], self.secrets)
-            measurement = measurement.model_copy(update={"facts": {**measurement.facts, JOB_FAILURES: failures}})
+            update["facts"] = {**measurement.facts, JOB_FAILURES: failures}
+        measurement = measurement.model_copy(update=update)
         self.run_dir.save(measurement)
         if measurement.check not in self.settings.checks:
             self.localization.append(measurement)

@@ -11,7 +11,7 @@ from seatrial.model import Machine, Measurement, SeatrialError, Trial, Why
 from seatrial.pipeline.plan import Plan
 from seatrial.pipeline.planned_jobs import plan_request
 from seatrial.pipeline.results import TrialResults
-from seatrial.pipeline.run_directory import Request, load_trial
+from seatrial.pipeline.run_directory import Request, load_trial, without
 from seatrial.pipeline.this_host import ThisHost
 
 
@@ -48,10 +48,10 @@ def load_earlier_sessions(results: TrialResults, machine: Machine) -> None:
         results.run_dir.discard_checks(discarded_checks)
     if machine_changed:  # after discard_checks: a kill in between must not mix results of two machines
         results.run_dir.save(machine)
-    usable = [measurement for measurement in saved.measurements if measurement.check not in discarded_checks]
+    usable = without(saved.measurements, discarded_checks)
+    results.localization = without(usable, results.settings.checks)
     results.measurements = [measurement for measurement in usable if measurement.check in results.settings.checks]
-    results.localization = [measurement for measurement in usable if measurement.check not in results.settings.checks]
-    results.retries = [measurement for measurement in saved.retries if measurement.check not in discarded_checks]
+    results.retries = without(saved.retries, discarded_checks)
     results.job_results, results.sessions = saved.job_results, saved.sessions
     for measurement in (*usable, *results.retries):
         if measurement.gpu_uuid and "/gpu" in measurement.subject:
@@ -79,15 +79,15 @@ def remaining_plan(plan: Plan, results: TrialResults, this_host: ThisHost, nodes
     partial = {measurement.check for measurement in results.measurements} - set(done)
     if partial:
         results.run_dir.discard_checks(partial)
-        results.measurements = [measurement for measurement in results.measurements if measurement.check not in partial]
-        results.retries = [measurement for measurement in results.retries if measurement.check not in partial]
+        results.measurements = without(results.measurements, partial)
+        results.retries = without(results.retries, partial)
     remaining = startable_plan(results.run_dir.request, this_host, nodes, done)
     if remaining.jobs or remaining.not_run:
         results.display.show_plan(
             remaining.jobs,
             results.run_dir.path,
             remaining.excluded_checks,
-            [measurement.check for measurement in remaining.not_run],
+            remaining.checks_not_run,
             as_root=runs_as_root(results.settings),
         )
     return remaining
@@ -96,7 +96,7 @@ def remaining_plan(plan: Plan, results: TrialResults, this_host: ThisHost, nodes
 def completed_checks(plan: Plan, measurements: Sequence[Measurement]) -> list[str]:
     """Return the checks that all ranks have measured, or that the plan does not run."""
     rank_counts = {name: job.process_count for job in plan.jobs for name in job.checks}
-    not_run = {measurement.check for measurement in plan.not_run}
+    not_run = plan.checks_not_run
     ranks_by_check: dict[str, set[int]] = {measurement.check: set() for measurement in measurements}
     for measurement in measurements:
         if measurement.rank is not None:  # None: an earlier plan could not run the check, and recorded SKIP or ERROR

@@ -38,10 +38,11 @@ from seatrial.pipeline.preview import planned_notes
 from seatrial.pipeline.rejudge import judged_run, load_baseline, with_findings, with_verdicts
 from seatrial.pipeline.results import Display, GpuExchanged, JobNotStarted, TrialResults
 from seatrial.pipeline.resume import finished_record, load_earlier_sessions, remaining_plan, startable_plan
-from seatrial.pipeline.run_directory import RunDir
+from seatrial.pipeline.run_directory import RunDir, without
 from seatrial.pipeline.this_host import ThisHost, discover
 from seatrial.util import processes, signals
 from seatrial.util.gc_pause import gc_paused
+from seatrial.util.grouping import grouped
 from seatrial.util.secrets import redacted
 
 INTERRUPTED = "interrupted"
@@ -88,7 +89,11 @@ def run(run_dir: RunDir, display: Display) -> Trial:
         _discard_incomplete_retries(results)
         if results.settings.retry:
             for number in range(1, MAX_RETRIES + 1):
-                for job in _retry_jobs(plan, results, baseline, number):
+                reasons = checks_to_retry(
+                    results.settings, results.measurements, results.retries, catalog(), number, baseline
+                )
+                for job in retry_jobs(jobs_as_run(plan.jobs, results.jobs), reasons, number):
+                    display.retry_started(job, reasons)
                     run_job_on_same_nodes(job)
         localize(plan, results, baseline, nodes, run_job_on_same_nodes)
         nothing_measured = not (results.jobs or remaining.not_run)
@@ -110,8 +115,7 @@ def show_completed_check(results: TrialResults, check: str) -> None:
     As long as a further retry is needed, only the first measurements are judged.
     """
     settings = results.settings.model_copy(update={"checks": {check: results.settings.checks[check]}})
-    first_measurements = [measurement for measurement in results.measurements if measurement.check == check]
-    retries = [measurement for measurement in results.retries if measurement.check == check]
+    first_measurements, retries = _of_check(check, results)
     next_retry = max((measurement.retry for measurement in retries), default=0) + 1
     retry_pending = settings.retry and checks_to_retry(settings, first_measurements, retries, catalog(), next_retry)
     jobs = results.jobs[::-1]  # the last job first: after the loss of a node, a check runs in a smaller job
@@ -171,27 +175,22 @@ def _assessed(trial: Trial, results: TrialResults, baseline: Baseline | None) ->
     return trial.model_copy(update={"findings": shown, "telemetry": summary})
 
 
+def _of_check(check: str, results: TrialResults) -> tuple[list[Measurement], list[Measurement]]:
+    """Return the first measurements of a check, and those of its retries."""
+    first = [measurement for measurement in results.measurements if measurement.check == check]
+    return first, [measurement for measurement in results.retries if measurement.check == check]
+
+
 def _discard_incomplete_retries(results: TrialResults) -> None:
     """Discard the retries of each check whose last retry an earlier session did not complete."""
     incomplete = set()
     for check in {measurement.check for measurement in results.retries}:
-        first_measurements = [measurement for measurement in results.measurements if measurement.check == check]
-        retries = [measurement for measurement in results.retries if measurement.check == check]
+        first_measurements, retries = _of_check(check, results)
         if len(complete_retries(first_measurements, retries)) < max(measurement.retry for measurement in retries):
             incomplete.add(check)
     if incomplete:
         results.run_dir.discard_retries(incomplete)
-        results.retries = [measurement for measurement in results.retries if measurement.check not in incomplete]
-
-
-def _retry_jobs(plan: Plan, results: TrialResults, baseline: Baseline | None, number: int) -> list[Job]:
-    """Return the jobs of retry ``number``, 1 or 2: they measure checks with bad performance metrics again."""
-    settings = results.settings
-    reasons = checks_to_retry(settings, results.measurements, results.retries, catalog(), number, baseline)
-    jobs = list(retry_jobs(jobs_as_run(plan.jobs, results.jobs), reasons, number))
-    for job in jobs:
-        results.display.retry_started(job, reasons)
-    return jobs
+        results.retries = without(results.retries, incomplete)
 
 
 def _nodes_to_test(results: TrialResults) -> int:
@@ -255,11 +254,8 @@ def _run_job(job: Job, results: TrialResults) -> None:
 
 def _check_seconds(checks: Sequence[str], measurements: Sequence[Measurement]) -> dict[str, float]:
     """Return the seconds of each check on its slowest rank, for which the other ranks wait."""
-    seconds: dict[str, list[float]] = {name: [] for name in checks}
-    for measurement in measurements:
-        if measurement.check in seconds:
-            seconds[measurement.check].append(measurement.seconds)
-    return {name: max(values) for name, values in seconds.items() if values}
+    seconds = grouped((measurement.check, measurement.seconds) for measurement in measurements)
+    return {name: max(seconds[name]) for name in checks if name in seconds}
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import json
 import os
 import reprlib
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -110,9 +110,8 @@ class RunDir:
         """
         try:
             text = read_text(path / "run.json")
-            _check_format(path)
+            _check_journal(path, text)
             request = Request.model_validate_json(text)
-            _check_unchanged(path, text)
             _set_umask(path)
             run_dir = cls(path.resolve(), request)
             remove_incomplete(run_dir.path)
@@ -121,8 +120,6 @@ class RunDir:
             raise UsageError(f"--resume {path}: {_missing_run(path)}") from error
         except OSError as error:
             raise UsageError(f"--resume {path}: {error.strerror or error}: {error.filename}") from error
-        except ValidationError as error:
-            raise UsageError(f"--resume {path}: run.json is damaged: {error.errors()[0]['msg']}") from error
         except UnicodeDecodeError as error:
             raise UsageError(f"--resume {path}: run.json is damaged: {error}") from error
 
@@ -265,25 +262,19 @@ def record_format() -> str:
     return _digest(json.dumps([fields, metrics, "sha256"], sort_keys=True))[:16]
 
 
-def _check_format(path: Path) -> None:
-    """Raise UsageError if the journal was begun by a build of seatrial that writes other records than this one."""
-    records, _warnings = journal.read(path / _JOURNAL)
-    first_record = next((record for record in records if "request" in record), None)
-    if first_record and first_record.get("format") != record_format():
-        version = first_record.get("seatrial")
+def _check_journal(path: Path, text: str) -> None:
+    """Raise UsageError if another build began the journal, or it has no digest of ``text``, the content of run.json."""
+    records, warnings = journal.read(path / _JOURNAL)
+    requests = [record for record in records if "request" in record]
+    if requests and requests[0].get("format") != record_format():
+        version = requests[0].get("seatrial")
         writer = f"seatrial {reprlib.repr(version)}" if version else "an older seatrial"
         raise UsageError(
             f"--resume {path}: the run was begun by {writer}, whose records differ from those of this build "
             f"({__version__}): resume it with the build that began it, or start a new run: seatrial run"
         )
-
-
-def _check_unchanged(path: Path, text: str) -> None:
-    """Raise UsageError if ``text``, the content of run.json, has none of the digests in measurements.jsonl."""
-    records, warnings = journal.read(path / _JOURNAL)
-    digests = [record["request"] for record in records if "request" in record]
-    if _digest(text) not in digests:
-        reason = "was changed since the trial started" if digests else "has no matching measurements.jsonl"
+    if _digest(text) not in (record["request"] for record in requests):
+        reason = "was changed since the trial started" if requests else "has no matching measurements.jsonl"
         reason = "; ".join([reason, *warnings[:1]])
         raise UsageError(f"--resume {path}: run.json {reason}; start a new run: seatrial run")
 
@@ -318,12 +309,10 @@ def _add_records(records: Iterable[journal.Record], saved: SavedRun, path: Path)
 def _add_record(record: journal.Record, saved: SavedRun) -> None:
     """Apply a record of measurements.jsonl to ``saved``. Raises ValidationError or TypeError if it is damaged."""
     if _DISCARDED_CHECKS in record:
-        checks = set(record[_DISCARDED_CHECKS])
-        saved.measurements = [measurement for measurement in saved.measurements if measurement.check not in checks]
-        saved.retries = [measurement for measurement in saved.retries if measurement.check not in checks]
+        saved.measurements = without(saved.measurements, record[_DISCARDED_CHECKS])
+        saved.retries = without(saved.retries, record[_DISCARDED_CHECKS])
     elif _DISCARDED_RETRIES in record:
-        checks = set(record[_DISCARDED_RETRIES])
-        saved.retries = [measurement for measurement in saved.retries if measurement.check not in checks]
+        saved.retries = without(saved.retries, record[_DISCARDED_RETRIES])
     elif "result" in record:
         saved.job_results.append(JobResult.model_validate(record["result"]))
     elif "machine" in record:
@@ -333,6 +322,11 @@ def _add_record(record: journal.Record, saved: SavedRun) -> None:
     elif "measurement" in record:
         measurement = Measurement.model_validate(record["measurement"])
         (saved.retries if measurement.retry else saved.measurements).append(measurement)
+
+
+def without(measurements: Iterable[Measurement], checks: Collection[str]) -> list[Measurement]:
+    """Return the measurements of all other checks. Raises TypeError if ``checks``, from a journal, is no list."""
+    return [measurement for measurement in measurements if measurement.check not in checks]
 
 
 def load_trial(path: Path, *, verify_results: bool = True) -> Trial:
@@ -358,11 +352,9 @@ def load_trial(path: Path, *, verify_results: bool = True) -> Trial:
         if verify_results and file.name == "trial.json":
             _check_results(file.parent, trial.manifest, hint)
         return trial
-    except FileNotFoundError as error:
-        if file == path:
-            raise UsageError(f"cannot read {file}: {error.strerror}{hint}") from error
-        raise UsageError(f"{path} {_missing_record(path)}{hint}") from error
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and file != path:
+            raise UsageError(f"{path} {_missing_record(path)}{hint}") from error
         raise UsageError(f"cannot read {file}: {error.strerror or error}{hint}") from error
     except ValidationError as error:
         raise UsageError(
