@@ -93,7 +93,7 @@ class HeartbeatWriter:
     ``stacks`` when the launcher requests them.
     """
 
-    def __init__(self, path: Path, cleanup_s: float = 0.0, stacks: StackDump | None = None) -> None:
+    def __init__(self, path: Path, cleanup_s: float, stacks: StackDump) -> None:
         self._path = path
         self._stacks = stacks
         self._cleanup_s = cleanup_s
@@ -112,8 +112,7 @@ class HeartbeatWriter:
     def __exit__(self, *exception: object) -> None:
         self._stopping.set()
         self._thread.join()
-        if self._stacks:
-            self._stacks.close()
+        self._stacks.close()
 
     def set_status(self, status: str) -> None:
         self._state = {**self._state, "status": status, "progress": ""}
@@ -134,9 +133,8 @@ class HeartbeatWriter:
                 os._exit(EXIT_TERMINATED)
 
     def _poll_stacks(self) -> None:
-        if self._stacks:
-            with contextlib.suppress(OSError, RuntimeError):  # the launcher reports missing stacks
-                self._stacks.poll()
+        with contextlib.suppress(OSError, RuntimeError):  # the launcher reports missing stacks
+            self._stacks.poll()
 
     def _write(self) -> None:
         # without fsync: a slow disk must not delay heartbeats

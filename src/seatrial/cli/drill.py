@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +13,7 @@ import typer
 from seatrial.cli.options import EXIT_CODES, AsJson, create_out_folder
 from seatrial.cli.output import print_json, stdout
 from seatrial.model import DecisionValue, UsageError
+from seatrial.util.grouping import grouped
 
 if TYPE_CHECKING:
     from seatrial.drill.base import Drill
@@ -92,7 +92,7 @@ def _run(selected: list[Drill], folder: Path, as_json: bool) -> int:
     from seatrial.drill.runner import run_drills
     from seatrial.drill.text import print_results
 
-    results = list(run_drills(selected, folder, lambda text: print(f"drill {text}", file=sys.stderr)))
+    results = list(run_drills(selected, folder, _show))
     if as_json:
         print_json([result.model_dump(mode="json") for result in results])
     else:
@@ -107,7 +107,7 @@ def _run_clean(selected: list[Drill], runs: int, ignored: list[str], folder: Pat
     from seatrial.drill.clean import run_clean
     from seatrial.drill.text import print_clean
 
-    result = run_clean(selected, runs, ignored, folder, lambda text: print(f"drill {text}", file=sys.stderr))
+    result = run_clean(selected, runs, ignored, folder, _show)
     if as_json:
         print_json(result.model_dump(mode="json"))
     else:
@@ -115,26 +115,25 @@ def _run_clean(selected: list[Drill], runs: int, ignored: list[str], folder: Pat
     return EXIT_MISSED if result.alarms else EXIT_ALL_HOLD
 
 
+def _show(text: str) -> None:
+    print(f"drill {text}", file=sys.stderr)
+
+
 def _selected(names: list[str], all_drills: bool) -> list[Drill]:
     """Return the drills with these names, or ``all_drills``, in the order of the catalog.
 
     Raises UsageError if a name matches no drill, for names together with --all, or for neither.
     """
-    from seatrial.config.expect import nearest
+    from seatrial.config.expect import matching
     from seatrial.drill import catalog
 
-    drills = list(catalog().values())
     if all_drills and not names:
-        return drills
+        return list(catalog().values())
     if all_drills or not names:
         problem = "give names of drills or --all, not both" if all_drills else "give the name of a drill, or --all"
         raise UsageError(f"{problem}; list all drills: seatrial drill --list")
 
-    def matches(item: Drill, name: str) -> bool:
-        return name == item.machine or fnmatch(item.name, name)
-
-    unknown = [name for name in names if not any(matches(item, name) for item in drills)]
-    if unknown:
-        hint = nearest(unknown[0], (item.name for item in drills))
-        raise UsageError(f"no drill matches {', '.join(unknown)}{hint}; list all drills: seatrial drill --list")
-    return [item for item in drills if any(matches(item, name) for name in names)]
+    drills_of_machine = grouped((item.machine, item.name) for item in catalog().values())
+    patterns = [pattern for name in names for pattern in drills_of_machine.get(name, [name])]
+    selected = matching(patterns, catalog(), "drill", "; list all drills: seatrial drill --list")
+    return [catalog()[name] for name in selected]

@@ -431,15 +431,15 @@ def learn(
     """Learn reference values from accepted runs, for `run --set baseline=FILE` and `judge RUN --baseline FILE`."""
     from seatrial.judge.limits import MIN_BASELINE_RUNS
     from seatrial.pipeline.rejudge import learn as learn_baseline
+    from seatrial.util.grouping import grouped
     from seatrial.util.text import plural
 
-    distinct: dict[Path, Path] = {}
-    for run in runs:
-        distinct.setdefault(run.resolve(), run)
-    for resolved, run in distinct.items():
-        if (count := sum(other.resolve() == resolved for other in runs)) > 1:
-            print(f"seatrial: {run} is given {count} times and counts as one run", file=sys.stderr)
-    text = learn_baseline(name or out.stem, list(distinct.values()))
+    distinct = []
+    for run, *again in grouped((run.resolve(), run) for run in runs).values():
+        distinct.append(run)
+        if again:
+            print(f"seatrial: {run} is given {len(again) + 1} times and counts as one run", file=sys.stderr)
+    text = learn_baseline(name or out.stem, distinct)
     try:
         with out.open("x", encoding="utf-8") as file:
             file.write(text)

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import BeforeValidator, ValidationError
 
 from seatrial.config.strict_yaml import parse_yaml
 from seatrial.model import Frozen, Topology, UsageError, first_validation_error
@@ -35,22 +35,31 @@ class _Switch:
     children: tuple[str, ...] = ()
 
 
+def _expand(text: object) -> tuple[str, ...]:
+    if not isinstance(text, str):
+        raise ValueError("expected a list of hosts as text, such as n[1-4,7]")
+    return tuple(hostlist.expand(text)) if text else ()
+
+
+_Hosts = Annotated[tuple[str, ...], BeforeValidator(_expand)]
+
+
 class _SwitchEntry(Frozen):
     """The value of a switch in a YAML file. Each field is a hostlist.
 
     With ``rails`` the entry stands for several leaf switches, one per rail: their names in the order of the GPUs.
     """
 
-    nodes: str = ""
-    switches: str = ""
-    rails: str = ""
+    nodes: _Hosts = ()
+    switches: _Hosts = ()
+    rails: _Hosts = ()
 
 
 class _File(Frozen):
     """A YAML file of racks and switches. ``racks``: name → nodes, as one of Slurm's hostlists."""
 
     switches: dict[str, _SwitchEntry] = {}
-    racks: dict[str, str] = {}
+    racks: dict[str, _Hosts] = {}
 
 
 def read_file(path: str) -> Topology:
@@ -94,10 +103,9 @@ def _parse_yaml(text: str, source: str) -> Topology:
         file = _File.model_validate(document)
     except ValidationError as error:
         raise ValueError(first_validation_error(error)) from error
-    switches = [_Switch(name, _expand(entry.nodes), _expand(entry.switches)) for name, entry in file.switches.items()]
-    racks = {rack: _expand(nodes) for rack, nodes in file.racks.items()}
-    rails = {name: _expand(entry.rails) for name, entry in file.switches.items() if entry.rails}
-    return _topology(switches, source, racks, rails)
+    switches = [_Switch(name, entry.nodes, entry.switches) for name, entry in file.switches.items()]
+    rails = {name: entry.rails for name, entry in file.switches.items() if entry.rails}
+    return _topology(switches, source, file.racks, rails)
 
 
 def _slurm_switches(topologies: list[Any]) -> Iterable[_Switch]:
@@ -120,10 +128,6 @@ def _slurm_switches(topologies: list[Any]) -> Iterable[_Switch]:
             _Switch(str(entry[name_key]), _expand(str(entry.get("nodes") or "")), _expand(str(children or "")))
         )
     return switches
-
-
-def _expand(text: str) -> tuple[str, ...]:
-    return tuple(hostlist.expand(text)) if text else ()
 
 
 def _topology(

@@ -186,6 +186,27 @@ class Launcher(ABC):
         del nodes  # checked by a scheduler, or chosen by the user
         return container.unsupported_reason(self._settings, self.runtimes)
 
+    def require_access(self) -> None:
+        """Raise UsageError if jobs cannot be started from here: no client, permission or operator, or no slurm.conf."""
+        return  # without a scheduler nothing is needed
+
+    def node_shortage(self) -> NodeShortage | None:
+        """Return the nodes that need an administrator or are reserved for others; None if enough other nodes are left.
+
+        Raises SeatrialError if the scheduler cannot be queried.
+        """
+        return None
+
+    def cancel_earlier_jobs(self, folder: Path) -> Iterator[str]:
+        """Cancel the jobs that a killed run left in the scheduler, and wait for their end; yield a message before each.
+
+        ``folder``: the run directory, or the folder of one attempt. A local job ends with the run that started it
+        (``processes.die_with_parent``). Raises SeatrialError if the scheduler cannot be queried or a job cannot be
+        cancelled, since files that it writes later would count as results of this run.
+        """
+        del folder
+        yield from ()
+
     @abstractmethod
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
         """Return ``job`` ready to start. Pure."""

@@ -9,17 +9,17 @@ import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from seatrial.config.kubernetes import GPU_RESOURCE
-from seatrial.config.kubernetes_pod import image
+from seatrial.config.kubernetes_pod import container_name, image
 from seatrial.config.schema import Config
 from seatrial.discover.kubectl import Kubectl, KubectlError
 from seatrial.discover.kubernetes_messages import Place, job_failures
 from seatrial.launch import pod_states
-from seatrial.launch.base import TOKEN, Allocation, ScheduledJob, WaitState, token_files
+from seatrial.launch.base import TOKEN, Allocation, ScheduledJob, WaitState
 from seatrial.launch.collect import STOP_TIMEOUT_S, Collector
 from seatrial.launch.collect_logs import NODE_DIR, POD_LIMIT_BYTES, LogTransport
 from seatrial.launch.pod_states import Object
@@ -39,15 +39,10 @@ RESOURCES = {
 _COLLECT_LIMIT_S = 60.0  # from the end of the workload until all files have arrived
 # Seconds from the deletion until all pods must be gone, and the same if a node is lost. Pods have
 # terminationGracePeriodSeconds to end, 30 s by default
-_DELETE_LIMIT_S, _LOST_NODE_LIMIT_S = 90.0, 20.0
+DELETE_LIMIT_S, _LOST_NODE_LIMIT_S = 90.0, 20.0
 # Seconds until the events of a pending job are queried, and between two queries
 _EVENTS_AFTER_S, _EVENTS_POLL_S = 3.0, 10.0
 _GPUS_POLL_S = 60.0  # kubectl reads all nodes and pods of the cluster
-
-
-def selector(token: str) -> str:
-    """Return the label selector of everything that the attempt with this token creates."""
-    return f"{TOKEN_LABEL}={label_value(token)}"
 
 
 def label_value(token: str) -> str:
@@ -55,15 +50,41 @@ def label_value(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()[:32]
 
 
-@dataclass(frozen=True)
-class Identity:
-    """The workload of one attempt. ``container``: the container's name in each pod; ``pods``: the number of pods."""
+@dataclass
+class AttemptObjects:
+    """All objects that the attempt with this token creates: they have its label."""
 
-    kind: str
-    name: str
-    container: str
-    pods: int
+    settings: Config
     token: str
+
+    def __post_init__(self) -> None:
+        self.client, self.labels = kubectl(self.settings), f"{TOKEN_LABEL}={label_value(self.token)}"
+        self.selector = f"--selector={self.labels}"
+        self.resource = RESOURCES[workload_kind(self.settings)]  # of its workload
+
+    def delete(self, *, force: bool = False) -> None:
+        """Delete the objects, without waiting for their end. Raises KubectlError.
+
+        ``force``: delete also pods whose node does not respond.
+        """
+        options = (self.selector, "--ignore-not-found", "--wait=false")
+        self.client.run("delete", f"{self.resource},services", *options)
+        if force:
+            with contextlib.suppress(KubectlError):  # a user who may not delete pods; the lost node's pods remain
+                self.client.run("delete", "pods", *options, "--force", "--grace-period=0")
+
+    @property
+    def delete_command(self) -> str:
+        """The command by which a user deletes the objects."""
+        return self.client.command_text("delete", f"{self.resource},services,pods", self.selector)
+
+    def remaining(self) -> list[str]:
+        """Return the objects that exist, as text: ``Pod a-0-x7k2p on node-b``. Raises KubectlError."""
+        texts = []
+        for each in self.client.get(f"{self.resource},services,pods", self.selector):
+            node = pod_states.node(each)  # empty for objects other than pods
+            texts.append(f"{each.get('kind')} {pod_states.name(each)}" + (f" on {node}" if node else ""))
+        return texts
 
 
 @dataclass
@@ -71,7 +92,9 @@ class KubernetesJob(ScheduledJob):
     """A created workload. ``folder``: the attempt's folder."""
 
     poll_s = 2.0
-    identity: Identity
+    name: str
+    pods: int
+    token: str
     settings: Config
     folder: Path
     created: float = field(default_factory=time.monotonic)
@@ -89,11 +112,10 @@ class KubernetesJob(ScheduledJob):
     _last_gpus_query: float = -math.inf
 
     def __post_init__(self) -> None:
-        self.kubectl = kubectl(self.settings)
-        identity = self.identity
-        self.selector = selector(identity.token)
-        transport = LogTransport(self.kubectl, self.selector, identity.container, identity.token, identity.pods)
-        self.collector = Collector(transport, NODE_DIR, self.folder, limit_bytes=POD_LIMIT_BYTES * identity.pods)
+        self.objects, self.kind = AttemptObjects(self.settings, self.token), workload_kind(self.settings)
+        self.kubectl, container = self.objects.client, container_name(self.settings.kubernetes)
+        transport = LogTransport(self.kubectl, self.objects.labels, container, self.token, self.pods)
+        self.collector = Collector(transport, NODE_DIR, self.folder, limit_bytes=POD_LIMIT_BYTES * self.pods)
 
     @property
     def show_node_command(self) -> str:
@@ -138,7 +160,7 @@ class KubernetesJob(ScheduledJob):
     def _was_restarted(self) -> bool:
         """Whether a controller started a pod or its container again, which hides a fault."""
         ends = [pod_states.exit_code(pod) for pod in self._pods.values()]
-        return self._started_pods > self.identity.pods or any(ends)
+        return self._started_pods > self.pods or any(ends)
 
     @property
     def _started_pods(self) -> int:
@@ -154,7 +176,7 @@ class KubernetesJob(ScheduledJob):
         if self._has_started:
             suspended = self._workload is not None and self._workload.get("spec", {}).get("suspend")
             reason = f"{self._kind_and_name} was suspended after its start, so that its pods ended"
-            command = self.kubectl.command_text("describe", RESOURCES[self.identity.kind], self.identity.name)
+            command = self.kubectl.command_text("describe", self.objects.resource, self.name)
             return WaitState(reason=f"{reason}. Run first: {command}", permanent=True) if suspended else None
         return self._pending()
 
@@ -163,9 +185,7 @@ class KubernetesJob(ScheduledJob):
         self._query_events(waited_s)
         pods = [pod for name, pod in self._pods.items() if name in self._present]
         place = job_place(self.settings, [*pods, *([self._workload] if self._workload else [])])
-        pending = pod_states.pending(
-            pods, self.identity.pods, self._workload, self._events, self._kueue_workloads, place
-        )
+        pending = pod_states.pending(pods, self.pods, self._workload, self._events, self._kueue_workloads, place)
         reason = f"{self._kind_and_name} is pending ({pending.reason})"
         if self._gpu_use and GPU_RESOURCE in pending.reason:
             reason += f": {and_more(self._gpu_use, 4, '; ')}"
@@ -186,7 +206,7 @@ class KubernetesJob(ScheduledJob):
         if waited_s < _EVENTS_AFTER_S or now - self._last_events_query < _EVENTS_POLL_S:
             return
         self._last_events_query = now
-        names = (self.identity.name, *self._pods)
+        names = (self.name, *self._pods)
         warnings = self._objects_if_readable("events", "--field-selector=type=Warning")
         self._events = [
             event for event in warnings if str(event.get("involvedObject", {}).get("name", "")).startswith(names)
@@ -214,7 +234,7 @@ class KubernetesJob(ScheduledJob):
         nodes = {pod_states.node(pod) for pod in self._pods.values()} - {""}
         images = pod_states.images(self._pods.values())
         failures = self._unread_log_failures() if self._failures is None else self._failures
-        return Allocation(id=self.identity.name, nodes=",".join(sorted(nodes)), images=images, failures=failures)
+        return Allocation(id=self.name, nodes=",".join(sorted(nodes)), images=images, failures=failures)
 
     @property
     def unreadable_nodes(self) -> Collection[int]:
@@ -242,9 +262,9 @@ class KubernetesJob(ScheduledJob):
             ended = (
                 f"{self._kind_and_name} failed" if self._workload is not None else f"{self._kind_and_name} was deleted"
             )
-            reason = pod_states.end_reason(self._pods.values(), self.identity.pods, self._workload)
-            if self._started_pods > self.identity.pods:
-                restarted = f"{self._started_pods} pods ran, not {self.identity.pods}: a controller started some again"
+            reason = pod_states.end_reason(self._pods.values(), self.pods, self._workload)
+            if self._started_pods > self.pods:
+                restarted = f"{self._started_pods} pods ran, not {self.pods}: a controller started some again"
                 reason = ". ".join(filter(None, [restarted, reason]))
             command = self.kubectl.command_text("get", "events", "--sort-by=.lastTimestamp")
             sentences += [f"{ended}: {reason}" if reason else ended, f"Run first: {command}"]
@@ -262,15 +282,15 @@ class KubernetesJob(ScheduledJob):
     def cancel(self, *, node_lost: bool = False) -> str:
         started = time.monotonic()
         must_fetch = self._has_started and not node_lost and not self.collector.problem()
-        limit_s, deleted = (_LOST_NODE_LIMIT_S if node_lost else _DELETE_LIMIT_S), False
+        limit_s, deleted = (_LOST_NODE_LIMIT_S if node_lost else DELETE_LIMIT_S), False
         while True:
             elapsed_s = time.monotonic() - started
             try:
                 if not deleted:
-                    delete(self.kubectl, self.selector, self.identity.kind, force=node_lost)
+                    self.objects.delete(force=node_lost)
                     deleted = True
                 self._query(now=True)
-                left = remaining(self.kubectl, self.selector, self.identity.kind)
+                left = self.objects.remaining()
             except KubectlError as error:
                 left = [str(error)]
             if must_fetch and elapsed_s < STOP_TIMEOUT_S:  # the pods send all files when they are terminated
@@ -282,22 +302,22 @@ class KubernetesJob(ScheduledJob):
         if not left:
             (self.folder / TOKEN).unlink(missing_ok=True)  # nothing is left for a resumed run to delete
             return ""
-        command = delete_command(self.kubectl, self.selector, self.identity.kind)
+        command = self.objects.delete_command
         return f"{and_more(left, 8)}: may still exist {limit_s:g} s after the deletion. Run first: {command}"
 
     @property
     def _kind_and_name(self) -> str:
-        return f"{self.identity.kind} {self.identity.name}"
+        return f"{self.kind} {self.name}"
 
     def _read_state(self) -> None:
-        objects = self.kubectl.get(f"{RESOURCES[self.identity.kind]},pods", f"--selector={self.selector}")
+        objects = self.kubectl.get(f"{self.objects.resource},pods", self.objects.selector)
         self._answered = True
         pods = {pod_states.name(each): each for each in objects if each.get("kind") == "Pod"}
         self._present = set(pods)
         self._pods |= pods
-        workloads = [each for each in objects if each.get("kind") == self.identity.kind]
-        self._workload = next((each for each in workloads if pod_states.name(each) == self.identity.name), None)
-        self._has_started = self._has_started or self._started_pods >= self.identity.pods
+        workloads = [each for each in objects if each.get("kind") == self.kind]
+        self._workload = next((each for each in workloads if pod_states.name(each) == self.name), None)
+        self._has_started = self._has_started or self._started_pods >= self.pods
 
     def _close_collector(self) -> None:
         """End the collector and merge the standard error of all pods into launcher.err, labelled as srun does."""
@@ -322,56 +342,6 @@ def job_place(settings: Config, objects: Sequence[Object] = ()) -> Place:
     namespaces = (str(each.get("metadata", {}).get("namespace", "")) for each in objects)
     namespace = settings.kubernetes.namespace or next(filter(None, namespaces), "")
     return Place(namespace, settings.kubernetes.context, image(settings.kubernetes))
-
-
-def delete(client: Kubectl, labels: str, kind: str, *, force: bool = False) -> None:
-    """Delete the objects with these labels, without waiting for their end. Raises KubectlError.
-
-    ``force``: delete also pods whose node does not respond.
-    """
-    options = (f"--selector={labels}", "--ignore-not-found", "--wait=false")
-    client.run("delete", f"{RESOURCES[kind]},services", *options)
-    if force:
-        with contextlib.suppress(KubectlError):  # a user who may not delete pods; the lost node's pods remain
-            client.run("delete", "pods", *options, "--force", "--grace-period=0")
-
-
-def delete_command(client: Kubectl, labels: str, kind: str) -> str:
-    """Return the command by which a user deletes the objects with these labels."""
-    return client.command_text("delete", f"{RESOURCES[kind]},services,pods", f"--selector={labels}")
-
-
-def remaining(client: Kubectl, labels: str, kind: str) -> list[str]:
-    """Return the objects that have these labels, as text: ``Pod a-0-x7k2p on node-b``. Raises KubectlError."""
-    texts = []
-    for each in client.get(f"{RESOURCES[kind]},services,pods", f"--selector={labels}"):
-        node = pod_states.node(each)  # empty for objects other than pods
-        texts.append(f"{each.get('kind')} {pod_states.name(each)}" + (f" on {node}" if node else ""))
-    return texts
-
-
-def delete_remaining_jobs(run_dir: Path, settings: Config) -> Iterator[str]:
-    """Delete the objects that a killed run left, and wait until they are gone.
-
-    Yields a message before the objects of each attempt are deleted. Only objects with the token of one of the run's
-    attempts are deleted. Raises SeatrialError if the API server cannot be queried or a pod does not end, since the
-    results of a new attempt would be mixed with those of the old attempt.
-    """
-    client, kind = kubectl(settings), workload_kind(settings)
-    for path in [*token_files(run_dir)]:
-        labels = selector(path.read_text(encoding="utf-8"))
-        if left := remaining(client, labels, kind):
-            yield f"{and_more(left, 4)} of an earlier run in {run_dir} has not ended: deleting it"
-            delete(client, labels, kind)
-            deadline = time.monotonic() + _DELETE_LIMIT_S
-            while left := remaining(client, labels, kind):
-                if time.monotonic() > deadline:
-                    raise SeatrialError(
-                        f"an earlier run may still use nodes: {and_more(left, 8)} still exists. "
-                        f"Run first: {delete_command(client, labels, kind)}"
-                    )
-                time.sleep(0.2)
-        path.unlink()
 
 
 def workload_kind(settings: Config) -> str:

@@ -6,7 +6,6 @@ Slurm's controller is queried once a second. While it does not respond, for exam
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import JobRecord
 from seatrial.discover.slurm_messages import first_commands
 from seatrial.discover.slurm_nodes import PendingJob, candidate_nodes, node_state
-from seatrial.launch.base import Allocation, ScheduledJob, WaitState, token_files
+from seatrial.launch.base import Allocation, ScheduledJob, WaitState
 from seatrial.launch.collect import Collector
 from seatrial.launch.collect_srun import SrunTransport
 from seatrial.model import SeatrialError
@@ -199,24 +198,6 @@ class SlurmJob(ScheduledJob):
         self._allocated = self._allocated or job.nodes
         if _is_completing(job):
             self._completing_since = self._completing_since or time.monotonic()
-
-
-def cancel_remaining_jobs(run_dir: Path, settings: Config) -> Iterator[str]:
-    """Cancel the jobs that a killed run left, and wait for their end; yield a message before each job.
-
-    ``run_dir``: the run directory, or the folder of one attempt. A job belongs to the run if its script or its token is
-    there. Raises SeatrialError if Slurm cannot be queried or a job cannot be cancelled, since files that the job writes
-    later would count as results of this run.
-    """
-    folder_by_token = {file.read_text(encoding="utf-8"): file.parent for file in token_files(run_dir)}
-    if not folder_by_token:
-        return
-    for job_id, command in slurm.queued_job_scripts().items():
-        for token, folder in folder_by_token.items():
-            if command.endswith(f" {token}") or command == str(folder / SCRIPT):
-                yield f"Slurm job {job_id} of an earlier run in {run_dir} has not ended: cancelling it"
-                if remaining := SlurmJob(job_id, settings, folder).cancel():
-                    raise SeatrialError(f"an earlier run may still write to {run_dir}: {remaining}")
 
 
 def unavailable_nodes(settings: Config) -> str:

@@ -6,7 +6,6 @@ more time than a partition of Slurm allows is split.
 
 from __future__ import annotations
 
-import fnmatch
 import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from pydantic import JsonValue, ValidationError
 
 from seatrial import __version__
 from seatrial.checks.check import Check
-from seatrial.config.expect import nearest
+from seatrial.config.expect import matching
 from seatrial.config.schema import Config, JobPlacement, duration_setting
 from seatrial.hardware.network_time import SLOW_FACTOR, TcpNetwork
 from seatrial.model import (
@@ -248,12 +247,10 @@ def _split_job(job: Job, config: Config, max_job_s: float | None) -> Iterator[Jo
 
 def _excluded_checks(names: list[str], only: list[str], skip: list[str]) -> dict[str, str]:
     """Return check → the option that excludes it. Raises UsageError if a pattern matches none of ``names``."""
-    for pattern in [*only, *skip]:
-        if not fnmatch.filter(names, pattern):
-            hint = nearest(pattern, names)
-            raise UsageError(f"no check of this trial matches {pattern!r}{hint} (checks: {', '.join(names)})")
-    excluded = {name: "--only" for name in names if only and not any(fnmatch.fnmatch(name, p) for p in only)}
-    return excluded | {name: "--skip" for name in names if any(fnmatch.fnmatch(name, p) for p in skip)}
+    noun, hint = "check of this trial", f" (checks: {', '.join(names)})"
+    selected = matching(only, names, noun, hint) if only else names
+    excluded = {name: "--only" for name in names if name not in selected}
+    return excluded | dict.fromkeys(matching(skip, names, noun, hint), "--skip")
 
 
 def _skip_or_error(check: Check, config: Config, node_gpus: NodeGpus, nodes: int) -> Measurement | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from seatrial import report
-from seatrial.launch import cancel_earlier_jobs, runs_as_root, select_launcher
+from seatrial.launch import runs_as_root, select_launcher, trial_launcher
 from seatrial.model import Machine, Measurement, SeatrialError, Trial, Why
 from seatrial.pipeline.plan import Plan
 from seatrial.pipeline.planned_jobs import plan_request
@@ -22,7 +22,7 @@ def load_earlier_sessions(results: TrialResults, machine: Machine) -> None:
     varied too much. All checks are measured again if ``machine``, where the trial runs now, is not the machine of the
     measurements. Raises GpuExchanged if a GPU was exchanged between two of the measurements.
     """
-    for message in cancel_earlier_jobs(results.settings, results.run_dir.path):
+    for message in trial_launcher(results.settings).cancel_earlier_jobs(results.run_dir.path):
         results.display.warn(message)
     saved = results.run_dir.recover()
     for warning in saved.warnings:

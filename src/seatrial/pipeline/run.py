@@ -17,7 +17,7 @@ from seatrial.diagnose.signatures import check_signatures
 from seatrial.diagnose.throttling import throttling_findings
 from seatrial.judge import checks_to_retry, judge, plausibility
 from seatrial.judge.retry import MAX_RETRIES, complete_retries
-from seatrial.launch import check_access, node_shortage, select_launcher
+from seatrial.launch import select_launcher, trial_launcher
 from seatrial.launch.watch import run_job
 from seatrial.model import (
     Baseline,
@@ -61,7 +61,7 @@ def run(run_dir: RunDir, display: Display) -> Trial:
     with results.timed("discover"):
         this_host = discover()
     with results.timed("plan"):
-        check_access(results.settings)
+        trial_launcher(results.settings).require_access()
         nodes = _nodes_to_test(results)
         plan = startable_plan(run_dir.request, this_host, nodes)
         baseline = load_baseline(results.settings)
@@ -198,7 +198,7 @@ def _nodes_to_test(results: TrialResults) -> int:
     settings = results.settings
     if settings.cluster.min_nodes is None:
         return settings.cluster.nodes
-    shortage = node_shortage(settings)
+    shortage = trial_launcher(settings).node_shortage()
     if shortage is None:
         return settings.cluster.nodes
     results.add_missing_nodes(shortage.missing)
