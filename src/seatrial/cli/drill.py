@@ -133,7 +133,7 @@ def _selected(names: list[str], all_drills: bool) -> list[Drill]:
         problem = "give names of drills or --all, not both" if all_drills else "give the name of a drill, or --all"
         raise UsageError(f"{problem}; list all drills: seatrial drill --list")
 
-    drills_of_machine = grouped((item.machine, item.name) for item in catalog().values())
+    drills_of_machine = grouped((str(item.machine), item.name) for item in catalog().values())
     patterns = [pattern for name in names for pattern in drills_of_machine.get(name, [name])]
     selected = matching(patterns, catalog(), "drill", "; list all drills: seatrial drill --list")
     return [catalog()[name] for name in selected]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from seatrial.model import DecisionValue, Outcome, UsageError
+
+if TYPE_CHECKING:
+    from seatrial.config.schema import Override
 
 DRAIN_SHARE, DRAIN_WINDOW_MIN = 0.1, 60.0  # defaults; drains of `hook` and `readmit` count in the same record
 
@@ -107,7 +110,7 @@ _TRIAL_KEYS = {
 }
 
 
-def collect_overrides(assignments: list[str] | None, **parameters: str | int | None) -> list[tuple[str, str, Any]]:
+def collect_overrides(assignments: list[str] | None, **parameters: str | int | None) -> list[Override]:
     """Return (option, key of the trial, value) of each setting in rising priority: --set, then the other options."""
     from seatrial.config.layers import parse_assignment
 

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -44,6 +44,7 @@ from seatrial.util.gc_pause import gc_ignores_imports
 
 if TYPE_CHECKING:
     from seatrial.config.layers import ResolvedTrial
+    from seatrial.config.schema import Override
     from seatrial.model import Job, Trial
     from seatrial.pipeline.benchmark_file import BenchmarkFile
     from seatrial.pipeline.benchmark_hardware import HardwareOptions
@@ -411,7 +412,7 @@ def _judged(
     run: Path,
     baseline: Path | None = None,
     trial: str | None = None,
-    overrides: Sequence[tuple[str, str, Any]] = (),
+    overrides: Sequence[Override] = (),
 ) -> tuple[Trial, Path | None]:
     """Return the record with the verdicts of this version, and its run directory, if it is in one."""
     from seatrial.pipeline.rejudge import rejudge

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ValidationError
 from seatrial.config import node_selection, slurm_options
 from seatrial.config.argument_paths import is_folder
 from seatrial.config.expect import declared_unit, metric_error, nearest, threshold_unit_error
-from seatrial.config.schema import CheckSettings, Config
+from seatrial.config.schema import CheckSettings, Config, Override
 from seatrial.config.strict_yaml import parse_yaml
 from seatrial.model import Threshold, UsageError, validation_message
 from seatrial.util import data_files
@@ -101,13 +101,13 @@ class ResolvedTrial:
 def resolve(
     trial: str | Tree,
     *,
-    overrides: Iterable[tuple[str, str, Any]] = (),
+    overrides: Iterable[Override] = (),
     environ: Mapping[str, str],
     schemas: Mapping[str, CheckSchema],
 ) -> ResolvedTrial:
     """Return the config of ``trial``: the name of a shipped trial, a file, or the config of a record.
 
-    ``overrides``: (origin, dotted key, value) in rising priority. Raises UsageError, with origin and key, for an
+    ``overrides``: in rising priority. Raises UsageError, with origin and key, for an
     invalid trial.
     """
     tree, file = _read_trial(trial) if isinstance(trial, str) else (trial, "the record")
@@ -132,8 +132,8 @@ def resolve(
     return ResolvedTrial(config, defaults | origins)
 
 
-def load_as(model: type[Model], path: str, overrides: Iterable[tuple[str, str, Any]] = ()) -> Model:
-    """Load the YAML file at ``path`` as a ``model``, with (origin, dotted key, value) ``overrides`` in rising priority.
+def load_as(model: type[Model], path: str, overrides: Iterable[Override] = ()) -> Model:
+    """Load the YAML file at ``path`` as a ``model``, with ``overrides`` in rising priority.
 
     Raises UsageError for an invalid file or override; the message has its origin and the key.
     """
@@ -219,7 +219,7 @@ def _read_file(path: str) -> str:
         raise UsageError(f"cannot read {path}: {error}") from error
 
 
-def _environment_overrides(environ: Mapping[str, str]) -> list[tuple[str, str, Any]]:
+def _environment_overrides(environ: Mapping[str, str]) -> list[Override]:
     names = sorted(name for name in environ if name.startswith(ENV_PREFIX))
     keys = {name: _dotted_key(name.removeprefix(ENV_PREFIX)) for name in names}
     return [(f"${name}", key, _parse_value(key, environ[name], f"${name}")) for name, key in keys.items()]
@@ -233,7 +233,7 @@ def _dotted_key(name: str) -> str:
     return name.lower().replace("__", ".")
 
 
-def _scheduler_overrides(environ: Mapping[str, str]) -> list[tuple[str, str, Any]]:
+def _scheduler_overrides(environ: Mapping[str, str]) -> list[Override]:
     """Return the override of cluster.gpus_per_node by the GPUs that Slurm allocated to this process' job, if any."""
     gpus = environ.get("SLURM_GPUS_ON_NODE")
     # an allocation without GPUs does not select a CPU-only run; only --gpus-per-node 0 does

@@ -1,12 +1,15 @@
 """The schema of a trial file. A comment gives the reason for each default that is not obvious."""
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, PlainSerializer, model_validator
 
 from seatrial.config.kubernetes import Kubernetes
 from seatrial.model import Frozen, ParsedThreshold
+
+# A setting of a trial: its origin (a flag, variable or file), its dotted key and its value
+Override = tuple[str, str, Any]
 
 MAX_NAME_BYTES = 200  # the run directory is TIME-NAME: a file name has at most 255 bytes
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from seatrial.checks import catalog
 from seatrial.config import layers
-from seatrial.config.schema import Config
+from seatrial.config.schema import Config, Override
 from seatrial.diagnose import refreshed_findings
 from seatrial.diagnose.causes import Run
 from seatrial.diagnose.slow_nodes import search_notes
@@ -51,12 +51,12 @@ def rejudge(
     trial: Trial,
     baseline_file: Path | None = None,
     other_trial: str = "",
-    overrides: Sequence[tuple[str, str, Any]] = (),
+    overrides: Sequence[Override] = (),
 ) -> Trial:
     """Return the trial judged by the rules of this version. ``baseline_file`` replaces the site baseline of the trial.
 
-    ``other_trial``: name or file of a trial whose thresholds and required checks count; ``overrides``: (origin, key,
-    value) of settings that count instead of those of the trial: see ``_with_checks_of``.
+    ``other_trial``: name or file of a trial whose thresholds and required checks count; ``overrides``: settings that
+    count instead of those of the trial: see ``_with_checks_of``.
     Raises UsageError if the config is not valid in this version, or if the new baseline cannot be read, exceeds
     physical limits or is of other GPU models.
     """
@@ -115,7 +115,7 @@ def with_findings(trial: Trial, run: Run, findings: tuple[Finding, ...]) -> Tria
 
 
 def _with_checks_of(
-    other_trial: str, recorded: Config, overrides: Sequence[tuple[str, str, Any]]
+    other_trial: str, recorded: Config, overrides: Sequence[Override]
 ) -> tuple[Config, tuple[Verdict, ...]]:
     """Return the recorded config with thresholds and required checks of another trial, and verdicts on other options.
 

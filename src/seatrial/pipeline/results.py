@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -15,9 +15,9 @@ from typing import Protocol
 from seatrial.checks import catalog
 from seatrial.config.schema import Config
 from seatrial.launch.watch import JobDisplay
-from seatrial.model import JOB_FAILURES, Job, JobFailure, JobResult, Measurement, MissingNode, Outcome, Session, Timing
+from seatrial.model import JOB_FAILURES, Job, JobFailure, JobResult, Measurement, MissingNode, Outcome, Timing
 from seatrial.pipeline.plan import LOCALIZATION_JOB
-from seatrial.pipeline.run_directory import RunDir
+from seatrial.pipeline.run_directory import RunDir, SavedRun
 from seatrial.util.grouping import grouped
 from seatrial.util.secrets import redacted, secret_values
 
@@ -53,9 +53,10 @@ class GpuExchanged(JobNotStarted):
 
 
 @dataclass
-class TrialResults:
+class TrialResults(SavedRun):
     """Results of the trial so far. This object is also the Listener (launch/watch.py) of the trial's jobs.
 
+    ``sessions``: earlier ones; each `run --resume` adds a session.
     ``on_complete`` is called with the results and the name of a check when all ranks have measured the check, and after
     each of its ERRORs.
     """
@@ -64,11 +65,7 @@ class TrialResults:
     settings: Config
     display: Display
     on_complete: Callable[[TrialResults, str], None] = lambda _results, _check: None
-    measurements: list[Measurement] = field(default_factory=list)
-    retries: list[Measurement] = field(default_factory=list)  # second and third measurements of checks
     localization: list[Measurement] = field(default_factory=list)  # search for slow nodes after the trial's checks
-    job_results: list[JobResult] = field(default_factory=list)
-    sessions: list[Session] = field(default_factory=list)  # earlier ones: each `run --resume` adds a session
     timings: list[Timing] = field(default_factory=list)
     stop_reason: str = ""
     missing_nodes: dict[str, MissingNode] = field(default_factory=dict)  # key: name of the node
@@ -132,6 +129,12 @@ class TrialResults:
         else:
             (self.retries if measurement.retry else self.measurements).append(measurement)
         return measurement
+
+    def discard(self, checks: Collection[str]) -> None:
+        """Discard all measurements of these checks, and their retries, also in the journal of the run."""
+        self.run_dir.discard_checks(checks)
+        super().discard(checks)
+        self.localization = [measurement for measurement in self.localization if measurement.check not in checks]
 
     def refuse_other_gpu(self, measurement: Measurement) -> None:
         """Raise GpuExchanged if the subject had another GPU in an earlier session: a record has one set of GPUs."""

@@ -11,7 +11,7 @@ from seatrial.model import Machine, Measurement, SeatrialError, Trial, Why
 from seatrial.pipeline.plan import Plan
 from seatrial.pipeline.planned_jobs import plan_request
 from seatrial.pipeline.results import TrialResults
-from seatrial.pipeline.run_directory import Request, load_trial, without
+from seatrial.pipeline.run_directory import Request, load_trial
 from seatrial.pipeline.this_host import ThisHost
 
 
@@ -24,35 +24,33 @@ def load_earlier_sessions(results: TrialResults, machine: Machine) -> None:
     """
     for message in trial_launcher(results.settings).cancel_earlier_jobs(results.run_dir.path):
         results.display.warn(message)
-    saved = results.run_dir.recover()
-    for warning in saved.warnings:
+    results.run_dir.recover(results)
+    for warning in results.warnings:
         results.display.warn(warning)
     thresholds = {name: check.expect for name, check in results.settings.checks.items()}
     discarded_checks = {
         measurement.check
-        for measurement in saved.measurements
+        for measurement in results.measurements
         if measurement.error
         or any(
             each.why is Why.UNREADABLE and each.metric in thresholds.get(measurement.check, ())
             for each in measurement.absent
         )
     }
-    machine_changed = saved.machine != machine
+    machine_changed = results.machine != machine
     if machine_changed:
-        discarded_checks = {measurement.check for measurement in saved.measurements}
-    if machine_changed and saved.machine and discarded_checks:
-        before, now = _description(saved.machine, machine), _description(machine, saved.machine)
+        discarded_checks = {measurement.check for measurement in results.measurements}
+    if machine_changed and results.machine and discarded_checks:
+        before, now = _description(results.machine, machine), _description(machine, results.machine)
         results.display.warn(f"machine changed from {before} to {now}: measuring all checks again")
         report.set_aside(results.run_dir.path)  # else a killed run would leave the ACCEPTED of the other machine
     if discarded_checks:
-        results.run_dir.discard_checks(discarded_checks)
-    if machine_changed:  # after discard_checks: a kill in between must not mix results of two machines
+        results.discard(discarded_checks)
+    if machine_changed:  # after the discard: a kill in between must not mix results of two machines
         results.run_dir.save(machine)
-    usable = without(saved.measurements, discarded_checks)
-    results.localization = without(usable, results.settings.checks)
-    results.measurements = [measurement for measurement in usable if measurement.check in results.settings.checks]
-    results.retries = without(saved.retries, discarded_checks)
-    results.job_results, results.sessions = saved.job_results, saved.sessions
+    usable, checks = results.measurements, results.settings.checks
+    results.measurements = [measurement for measurement in usable if measurement.check in checks]
+    results.localization = [measurement for measurement in usable if measurement.check not in checks]
     for measurement in (*usable, *results.retries):
         if measurement.gpu_uuid and "/gpu" in measurement.subject:
             results.gpus.setdefault(measurement.subject, measurement)
@@ -78,9 +76,7 @@ def remaining_plan(plan: Plan, results: TrialResults, this_host: ThisHost, nodes
     done = completed_checks(plan, results.measurements)
     partial = {measurement.check for measurement in results.measurements} - set(done)
     if partial:
-        results.run_dir.discard_checks(partial)
-        results.measurements = without(results.measurements, partial)
-        results.retries = without(results.retries, partial)
+        results.discard(partial)
     remaining = startable_plan(results.run_dir.request, this_host, nodes, done)
     if remaining.jobs or remaining.not_run:
         results.display.show_plan(

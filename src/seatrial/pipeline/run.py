@@ -38,7 +38,7 @@ from seatrial.pipeline.preview import planned_notes
 from seatrial.pipeline.rejudge import judged_run, load_baseline, with_findings, with_verdicts
 from seatrial.pipeline.results import Display, GpuExchanged, JobNotStarted, TrialResults
 from seatrial.pipeline.resume import finished_record, load_earlier_sessions, remaining_plan, startable_plan
-from seatrial.pipeline.run_directory import RunDir, without
+from seatrial.pipeline.run_directory import RunDir
 from seatrial.pipeline.this_host import ThisHost, discover
 from seatrial.util import processes, signals
 from seatrial.util.gc_pause import gc_paused
@@ -190,7 +190,7 @@ def _discard_incomplete_retries(results: TrialResults) -> None:
             incomplete.add(check)
     if incomplete:
         results.run_dir.discard_retries(incomplete)
-        results.retries = without(results.retries, incomplete)
+        results.discard_retries(incomplete)
 
 
 def _nodes_to_test(results: TrialResults) -> int:

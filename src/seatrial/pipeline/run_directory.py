@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from seatrial import __version__
 from seatrial.config.argument_paths import is_folder, path_exists
-from seatrial.config.schema import Config
+from seatrial.config.schema import Config, Override
 from seatrial.model import Frozen, JobResult, Machine, Measurement, Session, Trial, UsageError, first_validation_error
 from seatrial.util import journal
 from seatrial.util.files import atomic_write, remove_incomplete
@@ -51,7 +51,7 @@ class Request(Frozen):
     time_limit_s: float | None = None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SavedRun:
     """Content of measurements.jsonl, without discarded measurements."""
 
@@ -61,6 +61,18 @@ class SavedRun:
     sessions: list[Session] = field(default_factory=list)
     machine: Machine | None = None  # the machine on which the measurements were made
     warnings: list[str] = field(default_factory=list)  # records that could not be read
+
+    def discard(self, checks: Collection[str]) -> None:
+        """Discard all measurements of these checks, and their retries. Raises TypeError if ``checks`` is no list."""
+        self.measurements = _without(self.measurements, checks)
+        self.discard_retries(checks)
+
+    def discard_retries(self, checks: Collection[str]) -> None:
+        self.retries = _without(self.retries, checks)
+
+
+def _without(measurements: Iterable[Measurement], checks: Collection[str]) -> list[Measurement]:
+    return [measurement for measurement in measurements if measurement.check not in checks]
 
 
 class RunDir:
@@ -123,8 +135,8 @@ class RunDir:
         except UnicodeDecodeError as error:
             raise UsageError(f"--resume {path}: run.json is damaged: {error}") from error
 
-    def change_slurm(self, overrides: Sequence[tuple[str, str, Any]]) -> None:
-        """Change settings slurm.* (origin, key, value) of a run that has measured nothing: Slurm rejected its jobs.
+    def change_slurm(self, overrides: Sequence[Override]) -> None:
+        """Change settings slurm.* of a run that has measured nothing: Slurm rejected its jobs.
 
         Raises UsageError for an invalid setting, or if there are measurements, which were made with other settings.
         """
@@ -163,9 +175,12 @@ class RunDir:
         """Record that the retries of these checks so far no longer count; their first measurements still do."""
         self._journal.append({_DISCARDED_RETRIES: sorted(checks)})
 
-    def recover(self) -> SavedRun:
-        """Return the saved run. After a kill, some measurements are only in a rank's journal: they are saved first."""
-        saved = SavedRun()
+    def recover(self, saved: SavedRun | None = None) -> SavedRun:
+        """Return the saved run, by default as a new object.
+
+        After a kill, some measurements are only in a rank's journal: they are saved first.
+        """
+        saved = saved or SavedRun()
         records, saved.warnings = journal.read(self._journal.path)
         earlier = list(map(_measurement, records))
         saved_keys = set(map(_measurement_key, earlier))
@@ -309,10 +324,9 @@ def _add_records(records: Iterable[journal.Record], saved: SavedRun, path: Path)
 def _add_record(record: journal.Record, saved: SavedRun) -> None:
     """Apply a record of measurements.jsonl to ``saved``. Raises ValidationError or TypeError if it is damaged."""
     if _DISCARDED_CHECKS in record:
-        saved.measurements = without(saved.measurements, record[_DISCARDED_CHECKS])
-        saved.retries = without(saved.retries, record[_DISCARDED_CHECKS])
+        saved.discard(record[_DISCARDED_CHECKS])
     elif _DISCARDED_RETRIES in record:
-        saved.retries = without(saved.retries, record[_DISCARDED_RETRIES])
+        saved.discard_retries(record[_DISCARDED_RETRIES])
     elif "result" in record:
         saved.job_results.append(JobResult.model_validate(record["result"]))
     elif "machine" in record:
@@ -322,11 +336,6 @@ def _add_record(record: journal.Record, saved: SavedRun) -> None:
     elif "measurement" in record:
         measurement = Measurement.model_validate(record["measurement"])
         (saved.retries if measurement.retry else saved.measurements).append(measurement)
-
-
-def without(measurements: Iterable[Measurement], checks: Collection[str]) -> list[Measurement]:
-    """Return the measurements of all other checks. Raises TypeError if ``checks``, from a journal, is no list."""
-    return [measurement for measurement in measurements if measurement.check not in checks]
 
 
 def load_trial(path: Path, *, verify_results: bool = True) -> Trial:
