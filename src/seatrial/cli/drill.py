@@ -94,7 +94,7 @@ def _run(selected: list[Drill], folder: Path, as_json: bool) -> int:
 
     results = list(run_drills(selected, folder, _show))
     if as_json:
-        print_json([result.model_dump(mode="json") for result in results])
+        print_json(results)
     else:
         print_results(results, stdout())
     could_run = [result for result in results if not result.could_not_run]
@@ -109,7 +109,7 @@ def _run_clean(selected: list[Drill], runs: int, ignored: list[str], folder: Pat
 
     result = run_clean(selected, runs, ignored, folder, _show)
     if as_json:
-        print_json(result.model_dump(mode="json"))
+        print_json(result)
     else:
         print_clean(result, stdout())
     return EXIT_MISSED if result.alarms else EXIT_ALL_HOLD

@@ -165,7 +165,7 @@ def history(
     shown = [each.run for each in sightings] or runs
     text = summary(part, sightings) if part else ""
     if as_json:
-        print_json({"summary": text, "runs": [run.model_dump(mode="json") for run in shown]})
+        print_json({"summary": text, "runs": shown})
         return
     _print_runs(shown, [f"{each.place}: {each.failure or 'did not fail'}" for each in sightings])
     print(printable(text), end="\n" if text else "")

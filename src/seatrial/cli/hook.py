@@ -127,7 +127,7 @@ def _run(request: Request, as_json: bool) -> None:
     record, write_error = run(request)
     try:
         if as_json:
-            print_json(record.model_dump(mode="json"))
+            print_json(record)
         else:
             print(record.reason if request.caller == "npd" else record.text())
         sys.stdout.flush()

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def print_json(value: object) -> None:
-    print(json.dumps(value, indent=2))
+    """Print a document, in which records are objects."""
+    print(json.dumps(value, indent=2, default=lambda record: record.model_dump(mode="json")))
 
 
 def print_lines(lines: Iterable[str]) -> None:

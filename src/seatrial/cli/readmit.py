@@ -207,11 +207,9 @@ def _print_dry_run(
         print_json(
             {
                 "candidates": options.nodes,
-                "partners": [partner.model_dump(mode="json") for partner in partners],
-                "jobs": [job.model_dump(mode="json") for job, _ in preview.rendered],
-                "changes": {
-                    decision: [change.model_dump(mode="json") for change in rows] for decision, rows in changes.items()
-                },
+                "partners": partners,
+                "jobs": [job for job, _ in preview.rendered],
+                "changes": changes,
             }
         )
         return

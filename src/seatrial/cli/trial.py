@@ -190,7 +190,7 @@ def _print_plan(preview: Preview, launcher: str, as_json: bool) -> None:
     from seatrial.report.plan_text import plan_lines
 
     if as_json:
-        print_json([job.model_dump(mode="json") for job, _ in preview.rendered])
+        print_json([job for job, _ in preview.rendered])
         return
     plan = preview.plan
     lines = [*plan_lines(plan.jobs, plan.excluded_checks, catalog(), plan.checks_not_run, as_root=preview.as_root)]
@@ -378,7 +378,7 @@ def _judge_benchmark(
 
     judgement = benchmark.judge(hardware, operation, baseline)
     if as_json:
-        print_json(judgement.model_dump(mode="json"))
+        print_json(judgement)
     else:
         print("\n".join(lines(judgement)))
     return EXIT_CODES_OF_OUTCOMES[judgement.outcome]

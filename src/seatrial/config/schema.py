@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, PlainSerializer, model_validator
 
-from seatrial.config.kubernetes import Kubernetes
+from seatrial.config.kubernetes import Kubernetes, matching
 from seatrial.model import Frozen, ParsedThreshold
 
 # A setting of a trial: its origin (a flag, variable or file), its dotted key and its value
@@ -42,12 +42,6 @@ def _folder_name(name: str) -> str:
     return name
 
 
-def _variable_name(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise ValueError("not the name of an environment variable: expected letters, digits and _, no digit first")
-    return name
-
-
 def _gigabits(value: object) -> float:
     """Return the Gbit/s of a text such as ``100 Gb/s``; a number without a unit could be bytes, and is rejected."""
     if not (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*Gb/s\s*", str(value))):
@@ -60,6 +54,11 @@ Gigabits = Annotated[
     BeforeValidator(_gigabits),
     Field(gt=0, le=100_000),
     PlainSerializer(lambda value: f"{value} Gb/s", return_type=str),
+]
+
+
+VariableName = Annotated[
+    str, matching(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable: letters, digits and _, no digit first")
 ]
 
 
@@ -226,9 +225,7 @@ class Config(Frozen):
     environment: Environment = Environment()
     container: Container = Container()
     telemetry: Telemetry = Telemetry()
-    env: dict[Annotated[str, AfterValidator(_variable_name)], str] = Field(
-        default={}, description="variables for the workers, such as NCCL_DEBUG"
-    )
+    env: dict[VariableName, str] = Field(default={}, description="variables for the workers, such as NCCL_DEBUG")
     checks: dict[str, CheckSettings]
 
     @model_validator(mode="after")

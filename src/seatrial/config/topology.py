@@ -121,13 +121,9 @@ def _slurm_switches(topologies: list[Any]) -> Iterable[_Switch]:
     entries = plugin.get(list_key) if isinstance(plugin, dict) else None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) and entry.get(name_key) for entry in entries):
         raise ValueError(f"topology {selected.get('topology')}: expected a list of entries with the key {name_key}")
-    switches = []
-    for entry in entries:
-        children = entry.get("children") if name_key == "switch" else None
-        switches.append(
-            _Switch(str(entry[name_key]), _expand(str(entry.get("nodes") or "")), _expand(str(children or "")))
-        )
-    return switches
+    hosts = {key: [_expand(str(entry.get(key) or "")) for entry in entries] for key in ("nodes", "children")}
+    names = [str(entry[name_key]) for entry in entries]
+    return list(map(_Switch, names, hosts["nodes"], hosts["children"]))
 
 
 def _topology(

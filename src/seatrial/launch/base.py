@@ -28,6 +28,7 @@ class RenderedJob(Frozen):
 
     argv: tuple[str, ...]
     text: str
+    nodes: int = 1
 
 
 class WaitState(Frozen):

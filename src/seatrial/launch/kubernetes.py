@@ -91,7 +91,8 @@ class KubernetesLauncher(Launcher):
             path.unlink()
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
-        return RenderedJob(argv=(), text=manifest(kubernetes_objects(self._settings, job, run_dir, attempt)))
+        text = manifest(kubernetes_objects(self._settings, job, run_dir, attempt))
+        return RenderedJob(argv=(), text=text, nodes=job.nodes)
 
     def start(self, rendered: RenderedJob, folder: Path) -> KubernetesJob:
         client, token, objects_file = kubectl(self._settings), uuid.uuid4().hex, folder / OBJECTS
@@ -100,7 +101,7 @@ class KubernetesLauncher(Launcher):
         name = workload["metadata"]["name"]
         atomic_write(objects_file, manifest(tuple(objects)).encode(), mode=PRIVATE)
         atomic_write(folder / TOKEN, token.encode(), mode=PRIVATE)  # cancel_earlier_jobs finds the objects by it
-        job = KubernetesJob(name, _pod_count(workload), token, self._settings, folder)
+        job = KubernetesJob(name, rendered.nodes, token, self._settings, folder)
         try:
             client.run("create", f"--filename={objects_file}")  # not `apply`, which would change objects of this name
         except BaseException as error:  # Ctrl-C, or some objects refused: the others may exist
@@ -148,11 +149,3 @@ def _with_token(item: Any, token: str) -> Any:
     if RUN_LABEL in (item.get("labels") or {}):
         changed["labels"][TOKEN_LABEL] = label_value(token)
     return changed
-
-
-def _pod_count(workload: Any) -> int:
-    """Return the number of pods, from the field ``completions`` (Job) or ``numNodes`` (TrainJob) at any depth."""
-    if isinstance(workload, dict):
-        counts = [workload[key] for key in ("completions", "numNodes") if key in workload]
-        return int(counts[0]) if counts else max(map(_pod_count, workload.values()), default=0)
-    return max(map(_pod_count, workload), default=0) if isinstance(workload, list) else 0

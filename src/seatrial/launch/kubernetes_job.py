@@ -153,14 +153,10 @@ class KubernetesJob(ScheduledJob):
         if workload is None:
             return failure_code  # deleted by another user or controller
         if pod_states.condition(workload, "Complete", "Completed"):
-            return failure_code if self._was_restarted else 0
+            # a controller that started a pod or its container again hides a fault
+            is_restarted = self._started_pods > self.pods or any(map(pod_states.exit_code, self._pods.values()))
+            return failure_code if is_restarted else 0
         return failure_code if pod_states.condition(workload, "Failed", "FailureTarget") else None
-
-    @property
-    def _was_restarted(self) -> bool:
-        """Whether a controller started a pod or its container again, which hides a fault."""
-        ends = [pod_states.exit_code(pod) for pod in self._pods.values()]
-        return self._started_pods > self.pods or any(ends)
 
     @property
     def _started_pods(self) -> int:

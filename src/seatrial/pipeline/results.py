@@ -181,7 +181,10 @@ class TrialResults(SavedRun):
         """Record the time inside the context as overhead."""
         start = time.monotonic()
         yield
-        self.timings.append(Timing(name=name, kind="overhead", seconds=time.monotonic() - start))
+        self.add_overhead(name, time.monotonic() - start)
+
+    def add_overhead(self, name: str, seconds: float) -> None:
+        self.timings.append(Timing(name=name, kind="overhead", seconds=seconds))
 
 
 def new_run_command(command: Sequence[str]) -> str:

@@ -56,7 +56,7 @@ def run(run_dir: RunDir, display: Display) -> Trial:
     changed; ``run_dir.is_unchanged`` is then true.
     """
     results = TrialResults(run_dir, run_dir.request.config, display, show_completed_check)
-    results.timings.append(Timing(name="start of the command", kind="overhead", seconds=processes.age_s()))
+    results.add_overhead("start of the command", processes.age_s())
     process_start = time.monotonic() - processes.age_s()
     with results.timed("discover"):
         this_host = discover()
@@ -102,11 +102,12 @@ def run(run_dir: RunDir, display: Display) -> Trial:
     with signals.stop_signals_ignored():
         results.sort()
         trial = _assessed(_record(results, plan, this_host), results, baseline)
-        trial = _with_durations(trial, results, process_start)
         if nothing_measured and (recorded := finished_record(results.run_dir.path, trial)):
             run_dir.is_unchanged = True
             return recorded
-        return _write_reports(trial, results)
+        with results.timed("report"):  # the first rendering is only timed: the reports that are written have this time
+            report.render_all(trial)
+        return _write_reports(_with_durations(trial, results, process_start), results)
 
 
 def show_completed_check(results: TrialResults, check: str) -> None:
@@ -240,9 +241,7 @@ def _run_job(job: Job, results: TrialResults) -> None:
             results.preflight_passed = True
         measurements = results.retries if job.retry else [*results.measurements, *results.localization]
         check_seconds = sum(_check_seconds(job.checks, measurements).values())
-        overhead = max(0.0, result.seconds - check_seconds)
-        name = f"start and end of the job {job.name!r}"
-        results.timings.append(Timing(name=name, kind="overhead", seconds=overhead))
+        results.add_overhead(f"start and end of the job {job.name!r}", max(0.0, result.seconds - check_seconds))
     # not raised in the loop: there, run_job raises KeyboardInterrupt if the attempt was also interrupted
     last = results.job_results[-1]
     if last.state is JobState.REFUSED:
@@ -313,10 +312,6 @@ def _write_reports(trial: Trial, results: TrialResults) -> Trial:
     try:
         results.run_dir.save(trial.sessions[-1])
         trial = trial.model_copy(update={"manifest": results.run_dir.manifest()})
-        with results.timed("report"):
-            report.render_all(trial)
-        # the first rendering is only timed: the reports written below include that time
-        trial = _with_report_time(trial, results.timings[-1])
         report.write_all(trial, results.run_dir.path)
     except (OSError, report.NotWritten) as error:
         path = shlex.quote(str(results.run_dir.path))
@@ -333,16 +328,3 @@ def _write_reports(trial: Trial, results: TrialResults) -> Trial:
             trial = trial.model_copy(update={"decision": incomplete})
         report.write_some(trial, results.run_dir.path)
     return trial
-
-
-def _with_report_time(trial: Trial, timing: Timing) -> Trial:
-    """Return the trial with the time of its reports added to its timings and, so that they agree, to its duration."""
-    last = trial.sessions[-1]
-    last = last.model_copy(update={"seconds": last.seconds + timing.seconds, "overhead": (*last.overhead, timing)})
-    return trial.model_copy(
-        update={
-            "timings": (*trial.timings, timing),
-            "seconds": trial.seconds + timing.seconds,
-            "sessions": (*trial.sessions[:-1], last),
-        }
-    )
