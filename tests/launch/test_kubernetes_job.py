@@ -12,8 +12,9 @@ from seatrial.checks import catalog
 from seatrial.config.schema import Environment, Limits
 from seatrial.discover.kubectl import Kubectl
 from seatrial.launch import base, kubernetes_job, trial_launcher
+from seatrial.launch.base import TOKEN
 from seatrial.launch.kubernetes import KubernetesLauncher
-from seatrial.launch.kubernetes_job import TOKEN, KubernetesJob
+from seatrial.launch.kubernetes_job import KubernetesJob
 from seatrial.launch.watch import run_job
 from seatrial.model import JobState, Preflight
 from tests.launch.on_fake_cluster import JOB, NODES, NOTEBOOK, Attempt, both, settings

@@ -58,7 +58,8 @@ Gigabits = Annotated[
 
 
 VariableName = Annotated[
-    str, matching(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable: letters, digits and _, no digit first")
+    str,
+    matching(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable: letters, digits and _, no digit first"),
 ]
 
 
