@@ -302,7 +302,11 @@ def test_a_run_that_cannot_be_resumed_names_the_new_run_and_no_resume(finished_r
     del run_dir
     code, _, err = call("run", "--resume", copy)
     assert (code, "GPU-new" in load(copy).stop_reason) == (3, True)
-    assert "seatrial run --resume" not in err
+    command = load(copy).new_run_command
+    assert command.startswith("seatrial run ")
+    assert f"To measure the missing checks: {command}\n" in err
+    _, out, _ = call("judge", copy, "--why-not")
+    assert (f"`{command}`" in out, "--resume" in out) == (True, False)
 
 
 def test_the_report_is_printed_only_if_this_run_wrote_it(finished_run: Path, tmp_path: Path) -> None:

@@ -135,12 +135,12 @@ def _print_end(result: Trial, run_dir: RunDir, new_report: Path | None, *, as_js
     print_result(result, as_json, run_dir.path, verbose=verbose)
     if new_report and not as_json:
         print(f"Report: {new_report}")
-    is_incomplete = result.stop_reason or any(verdict.outcome is Outcome.ERROR for verdict in result.verdicts)
-    if is_incomplete and run_dir.can_resume:
+    if result.stop_reason or any(verdict.outcome is Outcome.ERROR for verdict in result.verdicts):
         with contextlib.suppress(OSError):
             is_rejected = bool(result.results) and result.results[-1].state is JobState.REJECTED
             correction = " --set slurm.KEY=VALUE (only if a setting was wrong)" if is_rejected else ""
-            print(f"To measure the missing checks: seatrial run --resume {run_dir.path}{correction}", file=sys.stderr)
+            command = result.new_run_command or f"seatrial run --resume {run_dir.path}{correction}"
+            print(f"To measure the missing checks: {command}", file=sys.stderr)
 
 
 def _request(

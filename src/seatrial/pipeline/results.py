@@ -16,6 +16,7 @@ from seatrial.checks import catalog
 from seatrial.config.schema import Config
 from seatrial.launch.watch import JobDisplay
 from seatrial.model import JOB_FAILURES, Job, JobFailure, JobResult, Measurement, MissingNode, Outcome, Timing
+from seatrial.model.trial import NEW_RUN
 from seatrial.pipeline.plan import LOCALIZATION_JOB
 from seatrial.pipeline.run_directory import RunDir, SavedRun
 from seatrial.util.grouping import grouped
@@ -143,7 +144,7 @@ class TrialResults(SavedRun):
             command = new_run_command(self.run_dir.request.command)
             raise GpuExchanged(
                 f"{measurement.subject} is {measurement.gpu_uuid}, but was {first.gpu_uuid} when {first.check} was "
-                f"measured in an earlier session. The GPU or the node was exchanged: start a new run: {command}"
+                f"measured in an earlier session. The GPU or the node was exchanged: {NEW_RUN}{command}"
             )
 
     def add_job_result(self, result: JobResult) -> JobResult:

@@ -36,7 +36,7 @@ from seatrial.pipeline.node_environments import node_environments
 from seatrial.pipeline.plan import LOCALIZATION_JOB, Plan, jobs_as_run, retry_jobs
 from seatrial.pipeline.preview import planned_notes
 from seatrial.pipeline.rejudge import judged_run, load_baseline, with_findings, with_verdicts
-from seatrial.pipeline.results import Display, GpuExchanged, JobNotStarted, TrialResults
+from seatrial.pipeline.results import Display, JobNotStarted, TrialResults
 from seatrial.pipeline.resume import finished_record, load_earlier_sessions, remaining_plan, startable_plan
 from seatrial.pipeline.run_directory import RunDir
 from seatrial.pipeline.this_host import ThisHost, discover
@@ -268,7 +268,6 @@ def _record_stop_reason(results: TrialResults) -> Iterator[None]:
             results.display.warn(text)
     except JobNotStarted as stop:  # the summary, which follows at once, shows the reason
         results.stop_reason = str(stop)
-        results.run_dir.can_resume = not isinstance(stop, GpuExchanged)
     except OSError as error:
         path = results.run_dir.path
         results.stop_reason = f"{error.strerror or error}: {error.filename or path}"

@@ -81,7 +81,6 @@ class RunDir:
     def __init__(self, path: Path, request: Request) -> None:
         self.path = path
         self.request = request
-        self.can_resume = True  # a run that found an exchanged GPU cannot: a record has one set of GPUs
         self.is_unchanged = False  # set by a resumed run that had nothing to measure and kept the recorded trial
         self._journal = Journal(path / _JOURNAL)
         if not journal.lock(self._journal.fileno(), path):
