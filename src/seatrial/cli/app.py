@@ -20,10 +20,10 @@ from seatrial.cli.drill import drill
 from seatrial.cli.examples import EXAMPLES
 from seatrial.cli.explain import explain
 from seatrial.cli.hook import hook
-from seatrial.cli.options import EXIT_BROKEN_PIPE, EXIT_CODES, EXIT_INTERRUPTED, EXIT_USAGE
+from seatrial.cli.options import EXIT_BROKEN_PIPE, EXIT_INCOMPLETE, EXIT_INTERRUPTED, EXIT_USAGE
 from seatrial.cli.readmit import readmit
 from seatrial.cli.watch import watch
-from seatrial.model import DecisionValue, SeatrialError, UsageError
+from seatrial.model import SeatrialError, UsageError
 from seatrial.util import signals
 from seatrial.util.secrets import redacted, secret_values
 from seatrial.util.text import printable
@@ -154,7 +154,7 @@ def main() -> None:
     except UsageError as error:
         code = _print_error(str(error), EXIT_USAGE)
     except SeatrialError as error:
-        code = _print_error(str(error), EXIT_CODES[DecisionValue.INCOMPLETE])
+        code = _print_error(str(error), EXIT_INCOMPLETE)
     except (BrokenPipeError, SystemExit) as error:
         # The reader of the output has exited, as in `| head`. typer would exit with code 1, which means REJECTED
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
@@ -163,7 +163,7 @@ def main() -> None:
         code = EXIT_BROKEN_PIPE
     except (KeyboardInterrupt, typer.Abort) as error:
         if isinstance(error.__cause__, EOFError):  # the end of a truncated file; typer takes it for Ctrl-D
-            code = _print_error(traceback.format_exc(), EXIT_CODES[DecisionValue.INCOMPLETE])
+            code = _print_error(traceback.format_exc(), EXIT_INCOMPLETE)
         else:
             code = _print_error("interrupted", EXIT_INTERRUPTED)
     except Exception as error:  # typer's usage errors; the module of the class depends on the version
@@ -172,6 +172,6 @@ def main() -> None:
             error.show()
             code = EXIT_USAGE
         else:  # a defect of seatrial, or a full disk behind stdout: Python's exit code 1 would mean REJECTED
-            code = _print_error(traceback.format_exc(), EXIT_CODES[DecisionValue.INCOMPLETE])
+            code = _print_error(traceback.format_exc(), EXIT_INCOMPLETE)
     _discard_unwritable_output()
     sys.exit(code)

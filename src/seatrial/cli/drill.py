@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from seatrial.cli.options import EXIT_CODES, AsJson, create_out_folder
+from seatrial.cli.options import EXIT_ACCEPTED, EXIT_INCOMPLETE, EXIT_REJECTED, AsJson, create_out_folder
 from seatrial.cli.output import print_json, stdout
-from seatrial.model import DecisionValue, UsageError
+from seatrial.model import UsageError
 from seatrial.util.grouping import grouped
 
 if TYPE_CHECKING:
     from seatrial.drill.base import Drill
-
-EXIT_ALL_HOLD, EXIT_MISSED = EXIT_CODES[DecisionValue.ACCEPTED], EXIT_CODES[DecisionValue.REJECTED]
-EXIT_COULD_NOT_RUN = EXIT_CODES[DecisionValue.INCOMPLETE]
 
 
 def drill(
@@ -99,8 +96,8 @@ def _run(selected: list[Drill], folder: Path, as_json: bool) -> int:
         print_results(results, stdout())
     could_run = [result for result in results if not result.could_not_run]
     if not all(result.holds for result in could_run):
-        return EXIT_MISSED
-    return EXIT_ALL_HOLD if len(could_run) == len(results) else EXIT_COULD_NOT_RUN
+        return EXIT_REJECTED
+    return EXIT_ACCEPTED if len(could_run) == len(results) else EXIT_INCOMPLETE
 
 
 def _run_clean(selected: list[Drill], runs: int, ignored: list[str], folder: Path, as_json: bool) -> int:
@@ -112,7 +109,7 @@ def _run_clean(selected: list[Drill], runs: int, ignored: list[str], folder: Pat
         print_json(result)
     else:
         print_clean(result, stdout())
-    return EXIT_MISSED if result.alarms else EXIT_ALL_HOLD
+    return EXIT_REJECTED if result.alarms else EXIT_ACCEPTED
 
 
 def _show(text: str) -> None:

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 DRAIN_SHARE, DRAIN_WINDOW_MIN = 0.1, 60.0  # defaults; drains of `hook` and `readmit` count in the same record
 
-EXIT_CODES = {DecisionValue.ACCEPTED: 0, DecisionValue.REJECTED: 1, DecisionValue.INCOMPLETE: 3}
+EXIT_ACCEPTED, EXIT_REJECTED, EXIT_INCOMPLETE = 0, 1, 3
+EXIT_CODES = {
+    DecisionValue.ACCEPTED: EXIT_ACCEPTED,
+    DecisionValue.REJECTED: EXIT_REJECTED,
+    DecisionValue.INCOMPLETE: EXIT_INCOMPLETE,
+}
 # Exit codes of `judge` for the output of a benchmark, which has no decision
 EXIT_CODES_OF_OUTCOMES = {Outcome.PASS: 0, Outcome.WARN: 0, Outcome.FAIL: 1, Outcome.UNJUDGED: 3}
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from seatrial.config import kubernetes_pod
-from seatrial.config.schema import Config, Container, Environment
+from seatrial.config.schema import Cluster, Config, Container, Environment
 from seatrial.config.slurm_options import srun_command
 from seatrial.launch.base import Launcher
 from seatrial.model import UsageError
@@ -49,13 +49,12 @@ def select_launcher(settings: Config, placement: str) -> Launcher:
     Raises UsageError if the launcher is not available here.
     """
     if placement == "control":
-        # Control checks submit jobs from this host, so they do not use the environment or container of the trial
-        defaults = {"environment": Environment(), "container": Container()}
-        nodes, launcher = 1, _launcher("local", settings.model_copy(update=defaults))
+        # Control checks submit jobs from this host, so they use neither nodes, environment nor container of the trial
+        defaults = {"cluster": Cluster(), "environment": Environment(), "container": Container()}
+        launcher = _launcher("local", settings.model_copy(update=defaults))
     else:
-        nodes, launcher = settings.cluster.nodes, trial_launcher(settings)
-    reason = launcher.unavailable_reason(nodes)
-    if reason:
+        launcher = trial_launcher(settings)
+    if reason := launcher.unavailable_reason():
         raise UsageError(f"launcher {launcher.name} is not available: {reason}")
     return launcher
 

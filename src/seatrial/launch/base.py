@@ -182,9 +182,8 @@ class Launcher(ABC):
     def __init__(self, settings: Config) -> None:
         self._settings = settings
 
-    def unavailable_reason(self, nodes: int) -> str | None:
-        """Return why this launcher cannot start jobs on this number of nodes; None if it can."""
-        del nodes  # checked by a scheduler, or chosen by the user
+    def unavailable_reason(self) -> str | None:
+        """Return why this launcher cannot start jobs of the trial; None if it can."""
         return container.unsupported_reason(self._settings, self.runtimes)
 
     def require_access(self) -> None:

@@ -48,8 +48,7 @@ class KubernetesLauncher(Launcher):
 
     name = "kubernetes"
 
-    def unavailable_reason(self, nodes: int) -> str | None:
-        del nodes  # checked by the scheduler
+    def unavailable_reason(self) -> str | None:
         return None  # `seatrial render` needs no cluster; require_access tests the access before the first job
 
     def require_access(self) -> None:

@@ -39,9 +39,10 @@ def kubernetes_objects(settings: Config, job: Job, run_dir: Path, attempt: int =
         JOB_LABEL: job.name,
         ATTEMPT_LABEL: str(attempt),
     }
+    container = _container(settings, job, name, attempt)
     if config.workload == "trainjob":
-        return (_train_job(settings, job, name, labels, _container(settings, job, name, attempt)),)
-    template = _pod_template(settings, job, labels, _container(settings, job, name, attempt))
+        return (_train_job(settings, job, name, labels, container),)
+    template = _pod_template(settings, job, labels, container)
     if config.workload == "jobset":
         return (_job_set(settings, job, name, labels, template),)
     template["spec"]["subdomain"] = name

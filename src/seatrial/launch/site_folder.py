@@ -92,14 +92,14 @@ def render(site: Site) -> dict[str, str]:
     Workloads that need more nodes than the site has are left out; if this number is unknown, two nodes are assumed.
     """
     workloads = [workload for workload in _WORKLOADS if workload.nodes <= int(site.nodes.value or 2)]
-    needed = ("nodes", "gpus_per_node", "partition", "venv")
+    needed = {name: site.settings()[name] for name in ("nodes", "gpus_per_node", "partition", "venv")}
     values = {
         "site": site,
         "version": __version__,
         "cpu_only": site.gpus_per_node.value == 0,
         "checks": data_files.text("trials/acceptance.yaml").partition("\nchecks:\n")[2],
         "workloads": workloads,
-        "unknown": {name: site.settings()[name] for name in needed if site.settings()[name].value is None},
+        "unknown": {name: setting for name, setting in needed.items() if setting.value is None},
         "nightly_options": _nightly_options(site),
     }
     names = ("README.md", "env.sh", "site.yaml", "infrastructure.yaml", "nightly.sh", "oumi.yaml")

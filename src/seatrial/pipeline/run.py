@@ -55,18 +55,19 @@ def run(run_dir: RunDir, display: Display) -> Trial:
     reported. If nothing is left to measure and the record is complete, the recorded trial is returned and no file is
     changed; ``run_dir.is_unchanged`` is then true.
     """
-    results = TrialResults(run_dir, run_dir.request.config, display, show_completed_check)
+    settings = run_dir.request.config
+    results = TrialResults(run_dir, settings, display, show_completed_check)
     results.add_overhead("start of the command", processes.age_s())
     process_start = time.monotonic() - processes.age_s()
     with results.timed("discover"):
         this_host = discover()
     with results.timed("plan"):
-        trial_launcher(results.settings).require_access()
+        trial_launcher(settings).require_access()
         nodes = _nodes_to_test(results)
         plan = startable_plan(run_dir.request, this_host, nodes)
-        baseline = load_baseline(results.settings)
-        gpu_models = this_host.gpu_models(results.settings)
-        plausibility.validate_thresholds(results.settings, catalog(), gpu_models, baseline)
+        baseline = load_baseline(settings)
+        gpu_models = this_host.gpu_models(settings)
+        plausibility.validate_thresholds(settings, catalog(), gpu_models, baseline)
         check_signatures()  # an invalid file of the site must be reported now, not after hours of measurements
 
     def run_job_on_same_nodes(job: Job) -> None:
@@ -74,24 +75,22 @@ def run(run_dir: RunDir, display: Display) -> Trial:
 
     nothing_measured = False
     with _record_stop_reason(results):
-        load_earlier_sessions(results, this_host.machine(results.settings))
+        load_earlier_sessions(results, this_host.machine(settings))
         remaining = remaining_plan(plan, results, this_host, nodes)
         if remaining.jobs:
-            for line in planned_notes(results.settings, plan, this_host, baseline):
+            for line in planned_notes(settings, plan, this_host, baseline):
                 display.show_note(line)
         results.add_not_run(remaining.not_run)
-        if results.settings.launcher == "torchrun":  # the user starts all jobs, before seatrial is called again
+        if settings.launcher == "torchrun":  # the user starts all jobs, before seatrial is called again
             from seatrial.launch.torchrun import write_scripts
 
-            write_scripts(results.settings, remaining.jobs, run_dir.path)
+            write_scripts(settings, remaining.jobs, run_dir.path)
         for job in remaining.jobs:
             run_job_on_same_nodes(job)
         _discard_incomplete_retries(results)
-        if results.settings.retry:
+        if settings.retry:
             for number in range(1, MAX_RETRIES + 1):
-                reasons = checks_to_retry(
-                    results.settings, results.measurements, results.retries, catalog(), number, baseline
-                )
+                reasons = checks_to_retry(settings, results.measurements, results.retries, catalog(), number, baseline)
                 for job in retry_jobs(jobs_as_run(plan.jobs, results.jobs), reasons, number):
                     display.retry_started(job, reasons)
                     run_job_on_same_nodes(job)
