@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Collection
 from typing import NamedTuple
 
-from seatrial.launch.script import template
+from seatrial.launch.script import option_texts, template
 
 EXTRA_WAIT_S = 2  # if seatrial hangs, the script ends this long after seatrial's own time limit
 HEALTH_INTERVAL_S = 300  # seconds between two health checks of a node
@@ -97,17 +97,18 @@ def _soperator(site: HookSite, values: dict[str, object]) -> dict[str, str]:
 
 def _command(site: HookSite, kind: str, caller: str, separator: str = " ") -> str:
     """Return the command line of a hook. ``kind``: already quoted for the shell; ``separator``: before each option."""
-    options: list[tuple[str, object]] = [
-        ("--caller", caller),
-        ("--gpus-per-node", site.gpus_per_node),
-        ("--gpu-model", site.gpu_model),
-        ("--nodes", site.nodes),
-        ("--state-dir", site.state_dir),
-        ("--drain-share", f"{site.drain_share:g}" if site.state_dir else None),
-        ("--drain-window", f"{site.drain_window_min:g}" if site.state_dir else None),
-        ("--time-limit", site.time_limit_s),
-        ("--records", site.records),
-    ]
-    arguments = [f"{name} {shlex.quote(str(value))}" for name, value in options if value is not None]
+    arguments = option_texts(
+        [
+            ("--caller", caller),
+            ("--gpus-per-node", site.gpus_per_node),
+            ("--gpu-model", site.gpu_model),
+            ("--nodes", site.nodes),
+            ("--state-dir", site.state_dir),
+            ("--drain-share", f"{site.drain_share:g}" if site.state_dir else None),
+            ("--drain-window", f"{site.drain_window_min:g}" if site.state_dir else None),
+            ("--time-limit", site.time_limit_s),
+            ("--records", site.records),
+        ]
+    )
     arguments += ["--fail-closed"] if site.fail_closed else []
     return separator.join([f"{shlex.quote(site.seatrial)} hook {kind}", *arguments])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from seatrial.config.kubernetes import GPU_RESOURCE
@@ -70,8 +70,7 @@ def exit_code(pod: Object) -> int | None:
 
 def condition(item: Object, *types: str) -> Object | None:
     """Return the first condition of these types that is True; None if none is."""
-    conditions = item.get("status", {}).get("conditions") or []
-    return next((each for each in conditions if each.get("type") in types and each.get("status") == "True"), None)
+    return next((each for each in _conditions(item, *types) if each.get("status") == "True"), None)
 
 
 def pending(
@@ -176,8 +175,7 @@ def gpu_use(nodes: Iterable[KubernetesNode], users: Iterable[GpuUser]) -> list[s
 
 def node_state(item: Object) -> str:
     """Return the state of a node: ``Ready``, ``NotReady (Kubelet stopped posting node status.)``, with its taints."""
-    conditions: list[Object] = item.get("status", {}).get("conditions") or []
-    ready = next((each for each in conditions if each.get("type") == "Ready"), {})
+    ready = next(_conditions(item, "Ready"), {})
     text = "Ready" if ready.get("status") == "True" else f"NotReady ({ready.get('message', 'no condition Ready')})"
     taints = [str(taint.get("key", "")) for taint in item.get("spec", {}).get("taints") or []]
     cordoned = ["SchedulingDisabled"] if item.get("spec", {}).get("unschedulable") else []
@@ -210,9 +208,13 @@ def _reason_without_pods(workload: Object | None, events: Sequence[Object], kueu
 
 def _unmet(item: Object, type_: str) -> str:
     """Return the message of a condition that is False; empty if it is not, or has no message."""
-    conditions = item.get("status", {}).get("conditions") or []
-    unmet = [each for each in conditions if each.get("type") == type_ and each.get("status") == "False"]
+    unmet = [each for each in _conditions(item, type_) if each.get("status") == "False"]
     return next((str(each["message"]) for each in unmet if each.get("message")), "")
+
+
+def _conditions(item: Object, *types: str) -> Iterator[Object]:
+    """Yield the conditions of these types."""
+    yield from (each for each in item.get("status", {}).get("conditions") or [] if each.get("type") in types)
 
 
 def _warnings(events: Sequence[Object], prefix: str) -> list[str]:

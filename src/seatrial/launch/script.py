@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterable
 from functools import cache, partial
 
 import jinja2
@@ -43,6 +44,11 @@ def environment(settings: Config, job: Job) -> list[str]:
         # torchrun sets the same value, with a warning in the log of each job; an image can have a value of its own
         variables.append("export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}")
     return [*site_lines, *hf_home, *variables]
+
+
+def option_texts(options: Iterable[tuple[str, object]]) -> list[str]:
+    """Return ``--name VALUE`` for each option with a value, quoted for a shell."""
+    return [f"{name} {shlex.quote(str(value))}" for name, value in options if value is not None]
 
 
 @cache

@@ -286,23 +286,24 @@ def _options(check: Check, config: Config, network: Network) -> dict[str, JsonVa
     that has a threshold in the trial.
     """
     defaults: dict[str, JsonValue] = {}
+    fields = check.options.model_fields
     settings = config.checks[check.name]
-    if "limit_s" in check.options.model_fields and (slow_s := network_duration(check, settings.options, network)):
-        defaults["limit_s"] = check.options.model_fields["limit_s"].default + SLOW_FACTOR * slow_s
+    if "limit_s" in fields and (slow_s := network_duration(check, settings.options, network)):
+        defaults["limit_s"] = fields["limit_s"].default + SLOW_FACTOR * slow_s
     if check.timed_sizes and isinstance(network, TcpNetwork):
         options = check.options.model_validate(settings.options)
         sizes_with_threshold = {metric.rpartition(".")[2] for metric in settings.expect}  # such as 8GiB
         too_slow_sizes = check.omitted_sizes(options, network) if check.omitted_sizes else ()
         if added_sizes := [size for size in too_slow_sizes if size_label(size) in sizes_with_threshold]:
             defaults["sizes"] = [*check.timed_sizes(options, network).get("back_to_back", ()), *added_sizes]
-    if config.budget is not None and "budget_s" in check.options.model_fields:
+    if config.budget is not None and "budget_s" in fields:
         defaults["budget_s"] = config.budget
     placement = config.slurm.model_dump(include={*JobPlacement.model_fields}, exclude_none=True)
-    defaults |= {name: value for name, value in placement.items() if name in check.options.model_fields}
-    if "kubernetes" in check.options.model_fields and config.launcher == "kubernetes":
+    defaults |= {name: value for name, value in placement.items() if name in fields}
+    if "kubernetes" in fields and config.launcher == "kubernetes":
         defaults["kubernetes"] = config.kubernetes.model_dump(mode="json", exclude_defaults=True)
     claim = config.kubernetes.claim if config.launcher == "kubernetes" else None
-    if claim and check.needs.shared_folder and "paths" in check.options.model_fields:
+    if claim and check.needs.shared_folder and "paths" in fields:
         defaults["paths"] = [claim.path]
     return {**defaults, **settings.options}
 
