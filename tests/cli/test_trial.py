@@ -161,6 +161,14 @@ def test_judge_files_a_page_and_a_record(finished_run: Path, tmp_path: Path) -> 
     assert str(tmp_path) in err
 
 
+def test_options_of_a_benchmark_are_refused_for_a_run(finished_run: Path, tmp_path: Path) -> None:
+    code, _, err = call("judge", finished_run, "--nics", "8x400")
+    assert (code, "--nics is for the output of" in err) == (2, True)
+    (tmp_path / "perf.out").write_text("# nccl-tests\n")
+    code, _, err = call("judge", tmp_path / "perf.out", "--format", "html")
+    assert (code, "--format is for a run of seatrial" in err) == (2, True)
+
+
 def test_judge_by_another_trial(finished_run: Path, tmp_path: Path) -> None:
     contract = tmp_path / "contract.yaml"
     contract.write_text("name: contract\nchecks:\n  host.inventory: {expect: {nofile_soft: '>= 9999999999 files'}}\n")
