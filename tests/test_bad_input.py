@@ -177,7 +177,7 @@ def test_judge_of_another_file(tmp_path: Path) -> None:
 def test_resume_of_another_directory(tmp_path: Path) -> None:
     assert "--resume" in refused("run", "--resume", tmp_path)
     (tmp_path / "run.json").write_text("{}")
-    assert "run.json is damaged" in refused("run", "--resume", tmp_path)
+    assert "run.json has no matching measurements.jsonl" in refused("run", "--resume", tmp_path)
     assert "no other option" in refused("run", "--resume", tmp_path, "--nodes", "2")
 
 

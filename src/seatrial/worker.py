@@ -93,7 +93,7 @@ class HeartbeatWriter:
     ``stacks`` when the launcher requests them.
     """
 
-    def __init__(self, path: Path, cleanup_s: float = 0.0, stacks: StackDump | None = None) -> None:
+    def __init__(self, path: Path, cleanup_s: float, stacks: StackDump) -> None:
         self._path = path
         self._stacks = stacks
         self._cleanup_s = cleanup_s
@@ -112,8 +112,7 @@ class HeartbeatWriter:
     def __exit__(self, *exception: object) -> None:
         self._stopping.set()
         self._thread.join()
-        if self._stacks:
-            self._stacks.close()
+        self._stacks.close()
 
     def set_status(self, status: str) -> None:
         self._state = {**self._state, "status": status, "progress": ""}
@@ -134,9 +133,8 @@ class HeartbeatWriter:
                 os._exit(EXIT_TERMINATED)
 
     def _poll_stacks(self) -> None:
-        if self._stacks:
-            with contextlib.suppress(OSError, RuntimeError):  # the launcher reports missing stacks
-                self._stacks.poll()
+        with contextlib.suppress(OSError, RuntimeError):  # the launcher reports missing stacks
+            self._stacks.poll()
 
     def _write(self) -> None:
         # without fsync: a slow disk must not delay heartbeats
@@ -179,7 +177,10 @@ def run_checks(job: Job, run_dir: Path, attempt_dir: Path) -> None:
             if measurement.error and check.scope is Scope.CLUSTER:
                 raise SeatrialError(f"{name}: {measurement.error}")
         heartbeat.set_status("closing")
-        _close_device(job)
+        if job.placement == "ranks":
+            from seatrial.bench import group
+
+            group.close_group()
         journal.append({"done": time.time()})  # the launcher expects no heartbeat after this record
 
 
@@ -296,13 +297,6 @@ def _recorder_dump() -> bytes:
     return dump() if dump else b""
 
 
-def _close_device(job: Job) -> None:
-    if job.placement == "ranks":
-        from seatrial.bench import group
-
-        group.close_group()
-
-
 def _context(
     check: Check,
     job: Job,
@@ -315,6 +309,9 @@ def _context(
 ) -> Context:
     artifacts_dir = run_dir / "artifacts" / f"{check.name}{job.retry_suffix}"
     artifacts_dir.mkdir(parents=True, exist_ok=True)
+    tcp_network = None
+    if job.network_gbps is not None and job.nodes > 1:
+        tcp_network = TcpNetwork(job.nodes, job.ranks_per_node, job.network_gbps)
     return Context(
         node=node_name(),
         rank=identity.rank,
@@ -327,18 +324,11 @@ def _context(
         expected_nodes=job.expected_nodes,
         options_by_check=job.options,
         topology=job.topology,
-        tcp_network=_tcp_network(job),
+        tcp_network=tcp_network,
         artifacts_dir=artifacts_dir,
         run_dir=run_dir,
         progress=progress,
     )
-
-
-def _tcp_network(job: Job) -> TcpNetwork | None:
-    """Return the TCP network between the nodes of the job; None for one node, or if its rate is not configured."""
-    if job.network_gbps is None or job.nodes == 1:
-        return None
-    return TcpNetwork(job.nodes, job.ranks_per_node, job.network_gbps)
 
 
 def reversed_devices(visible: str | None, count: int) -> str:

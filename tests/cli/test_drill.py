@@ -40,8 +40,8 @@ def test_list_names_every_drill() -> None:
     [
         ((), "give the name of a drill, or --all; list all drills"),
         (("--all", "bit-flip"), "give names of drills or --all"),
-        (("no-such-drill",), "no drill matches no-such-drill"),
-        (("rank-kiled",), "no drill matches rank-kiled; did you mean 'rank-killed'?"),
+        (("no-such-drill",), "no drill matches 'no-such-drill'"),
+        (("rank-kiled",), "no drill matches 'rank-kiled'; did you mean 'rank-killed'?"),
         (("bit-flip", "--out", "/proc/drills"), "cannot write to --out /proc/drills"),
         (("bit-flip", "--out", "/proc"), "--out /proc is not empty"),
     ],

@@ -23,7 +23,7 @@ def test_checks_lists_every_check_on_one_line_and_the_rules_of_a_named_check() -
     assert code == 0
     assert {entry["name"] for entry in json.loads(out)} == set(catalog())
     code, _, err = call("show", "checks", "train.cn")
-    assert (code, "no check matches train.cn; did you mean 'train.cnn'?" in err) == (2, True)
+    assert (code, "no check matches 'train.cn'; did you mean 'train.cnn'?" in err) == (2, True)
 
 
 def test_skus_lists_models_and_the_values_of_one() -> None:

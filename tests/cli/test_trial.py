@@ -13,9 +13,10 @@ from tools.records import record_path
 
 from seatrial import report
 from seatrial.cli import trial
-from seatrial.model import DecisionValue, Outcome, ReasonCode, Trial, UsageError
+from seatrial.model import DecisionValue, Measurement, Outcome, ReasonCode, Trial, UsageError
 from seatrial.pipeline import run as pipeline_run
 from seatrial.pipeline.rejudge import rejudge
+from seatrial.pipeline.run_directory import RunDir
 from tests.processes import CPU_ONLY, HOST_ONLY, call, load, run, run_host_only
 from tests.schema import faults
 
@@ -160,6 +161,14 @@ def test_judge_files_a_page_and_a_record(finished_run: Path, tmp_path: Path) -> 
     assert str(tmp_path) in err
 
 
+def test_options_of_a_benchmark_are_refused_for_a_run(finished_run: Path, tmp_path: Path) -> None:
+    code, _, err = call("judge", finished_run, "--nics", "8x400")
+    assert (code, "--nics is for the output of" in err) == (2, True)
+    (tmp_path / "perf.out").write_text("# nccl-tests\n")
+    code, _, err = call("judge", tmp_path / "perf.out", "--format", "html")
+    assert (code, "--format is for a run of seatrial" in err) == (2, True)
+
+
 def test_judge_by_another_trial(finished_run: Path, tmp_path: Path) -> None:
     contract = tmp_path / "contract.yaml"
     contract.write_text("name: contract\nchecks:\n  host.inventory: {expect: {nofile_soft: '>= 9999999999 files'}}\n")
@@ -297,6 +306,22 @@ def test_a_finished_run_has_nothing_to_resume(finished_run: Path, tmp_path: Path
     assert "nothing to resume" not in call("run", "--resume", copy)[1]
     assert (copy / "metrics.prom").exists(), "a missing report is written"
     assert len(load(copy).sessions) == 2
+
+
+def test_a_run_that_cannot_be_resumed_names_the_new_run_and_no_resume(finished_run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(finished_run, copy)
+    run_dir = RunDir.reopen(copy)
+    for uuid in ("GPU-old", "GPU-new"):
+        run_dir.save(Measurement(check="device.gemm", subject="n0/gpu1", rank=1, gpu_uuid=uuid))
+    del run_dir
+    code, _, err = call("run", "--resume", copy)
+    assert (code, "GPU-new" in load(copy).stop_reason) == (3, True)
+    command = load(copy).new_run_command
+    assert command.startswith("seatrial run ")
+    assert f"To measure the missing checks: {command}\n" in err
+    _, out, _ = call("judge", copy, "--why-not")
+    assert (f"`{command}`" in out, "--resume" in out) == (True, False)
 
 
 def test_the_report_is_printed_only_if_this_run_wrote_it(finished_run: Path, tmp_path: Path) -> None:

@@ -359,7 +359,7 @@ def test_set_reads_yaml() -> None:
     ("override", "environ", "message"),
     [
         (("--set", "slurm.partitoin", "x"), {}, "--set: unknown key 'slurm.partitoin'"),
-        (("--nodes", "cluster.nodes", 0), {}, "--nodes: Input"),
+        (("--nodes", "cluster.nodes", 0), {}, "--nodes: expected"),
         (
             ("--set", "kubernetes.image_pull_secrets", "x"),
             {},
@@ -402,9 +402,9 @@ def test_fabric_from_the_command_line() -> None:
 
 def test_error_of_an_option_names_its_key_once(tmp_path: Path) -> None:
     path = trial_file(tmp_path, HOST)
-    with pytest.raises(UsageError, match=r"^--nodes: Input should be greater than or equal to 1"):
+    with pytest.raises(UsageError, match=r"^--nodes: expected greater than or equal to 1"):
         resolve_trial(path, ("--nodes", "cluster.nodes", 0))
-    with pytest.raises(UsageError, match=r"^--set: cluster\.nodes: Input"):
+    with pytest.raises(UsageError, match=r"^--set: cluster\.nodes: expected"):
         resolve_trial(path, ("--set", "cluster.nodes", 0))
 
 

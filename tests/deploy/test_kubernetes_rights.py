@@ -14,7 +14,7 @@ import yaml
 
 from seatrial.checks.kubernetes import nodes, pods
 from seatrial.discover.kubectl import Kubectl
-from seatrial.launch import check_access
+from seatrial.launch import trial_launcher
 from seatrial.launch.collect_logs import LogTransport
 from seatrial.launch.kubernetes import KubernetesLauncher
 from seatrial.launch.kubernetes_job import KubernetesJob
@@ -108,7 +108,7 @@ def rights_of_launcher(attempt: Attempt, workload: str, kinds: list[str], **scen
     """The rights of one job whose pods do not start, and whose node is lost."""
     config = settings(gpus=8, workload=workload)
     attempt.install(kinds=kinds, objects=[*NODES, NOTEBOOK], **scenario)
-    check_access(config)
+    trial_launcher(config).require_access()
     launcher = KubernetesLauncher(config)
     folder = attempt.run_dir / "jobs" / "nodes" / "attempt1"
     folder.mkdir(parents=True)

@@ -7,6 +7,7 @@ import pytest
 
 from seatrial.discover import slurm_facts, slurm_output
 from seatrial.discover.slurm_facts import Gres, JobRecord, Ping
+from seatrial.model import SeatrialError
 from tests.fakes.slurm import NEWER_NODES, recorded
 
 # One line each: from the test cluster; from a public log of 2023 (a job with four tasks, two threads per core); and one
@@ -221,8 +222,14 @@ class TestNodes:
 
     def test_a_truncated_record_is_an_error(self) -> None:
         text = recorded("scontrol-show-nodes-healthy.txt").out
-        with pytest.raises(ValueError, match="State"):
+        with pytest.raises(SeatrialError, match=r"State: required key is missing.* Run first: scontrol show node \w+$"):
             slurm_output.parse_nodes(text[: text.rindex("State=")])
+
+    def test_an_unexpected_value_is_named_in_plain_words(self) -> None:
+        record = "NodeName=node7 State=IDLE Gres=gpu:x:y:z"
+        with pytest.raises(SeatrialError, match=r"Slurm: Gres: 'gpu:x:y:z' is not a generic resource") as error:
+            slurm_output.parse_nodes(record)
+        assert str(error.value).endswith("Run first: scontrol show node node7")
 
 
 def test_partitions() -> None:
@@ -304,5 +311,5 @@ class TestJobs:
             None,
             "Resources",
         )
-        with pytest.raises(ValueError, match="zip"):
+        with pytest.raises(SeatrialError, match=r"expected 7 fields \(got '7\|COMPLETED'\).* sacct .*--jobs 7 "):
             slurm_output.parse_sacct("7|COMPLETED\n")

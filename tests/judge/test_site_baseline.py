@@ -188,8 +188,8 @@ def test_rejected_run_and_runs_without_values_raise() -> None:
     [
         ("[", "not valid YAML"),
         ("5", "is not a baseline"),
-        ("{name: x}", "learned_from: Field required"),
-        ("{name: x, learned_from: [runs/1], expected: {}}", r"learned_from\.0: Input should be"),
+        ("{name: x}", "learned_from: required key is missing"),
+        ("{name: x, learned_from: [runs/1], expected: {}}", r"learned_from\.0: expected"),
     ],
 )
 def test_damaged_file_raises(tmp_path: Path, content: str, text: str) -> None:

@@ -63,8 +63,9 @@ class Attempt:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cluster, self.run_dir = Cluster(folder / "cluster"), folder / "run"
         self.listener, self.monkeypatch = RecordingListener(), monkeypatch
-        for name in ("_POLL_S", "_EVENTS_AFTER_S", "_EVENTS_POLL_S", "_COLLECT_LIMIT_S"):
+        for name in ("_EVENTS_AFTER_S", "_EVENTS_POLL_S", "_COLLECT_LIMIT_S"):
             monkeypatch.setattr(kubernetes_job, name, 0.0)
+        monkeypatch.setattr(kubernetes_job.KubernetesJob, "poll_s", 0.0)
         monkeypatch.setenv("PATH", f"{folder / 'bin'}:/usr/bin:/bin")
 
     def install(self, **scenario: Any) -> None:

@@ -141,7 +141,7 @@ class Scripted(Launcher):
     def __init__(self, *scripts: str, unreadable_nodes: tuple[int, ...] = ()) -> None:
         self._scripts, self._unreadable_nodes = scripts, unreadable_nodes
 
-    def unavailable_reason(self, nodes: int) -> str | None:
+    def unavailable_reason(self) -> str | None:
         return None
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:

@@ -24,7 +24,8 @@ def methods(protocol: type) -> dict[str, inspect.Signature]:
 
 @pytest.mark.parametrize("launcher", [LocalLauncher, SlurmLauncher, TorchrunLauncher])
 def test_a_launcher_has_a_name_and_every_method(launcher: type) -> None:
-    assert set(methods(Launcher)) == {"unavailable_reason", "render", "start"}
+    further = {"require_access", "node_shortage", "cancel_earlier_jobs"}
+    assert set(methods(Launcher)) == {"unavailable_reason", "render", "start"} | further
     assert isinstance(vars(launcher)["name"], str)
     for name, signature in methods(Launcher).items():
         assert list(inspect.signature(getattr(launcher, name)).parameters) == list(signature.parameters), name

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from seatrial.discover.kubectl import ApiUnavailable, Kubectl
-from seatrial.launch import check_access, kubernetes_job, node_prefix, submission
+from seatrial.launch import kubernetes_job, node_prefix, submission, trial_launcher
 from seatrial.launch.kubernetes import KubernetesLauncher
 from seatrial.launch.kubernetes_job import label_value
 from seatrial.model import JobState, UsageError
@@ -49,7 +49,7 @@ def test_interrupted_creation_names_the_command_that_deletes_what_it_may_have_cr
         raise ApiUnavailable("connection refused")
 
     monkeypatch.setattr(Kubectl, "run", api_server_stops)
-    monkeypatch.setattr(kubernetes_job, "_DELETE_LIMIT_S", 0)
+    monkeypatch.setattr(kubernetes_job, "DELETE_LIMIT_S", 0)
     with pytest.raises(KeyboardInterrupt, match=r"Run first: kubectl .*delete jobs.batch,services,pods --selector="):
         attempt.run()
 
@@ -89,13 +89,13 @@ def test_missing_permissions_and_operators_are_found_before_the_first_job(
 ) -> None:
     attempt.install(**scenario)
     with pytest.raises(UsageError, match=expected):
-        check_access(settings(**kubernetes))
+        trial_launcher(settings(**kubernetes)).require_access()
 
 
 def test_no_kubectl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(UsageError, match="command -v kubectl"):
-        check_access(settings())
+        trial_launcher(settings()).require_access()
 
 
 @pytest.mark.parametrize(
@@ -109,14 +109,14 @@ def test_no_kubectl(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_context_is_a_usage_error_and_creates_nothing(attempt: Attempt, error: str) -> None:
     attempt.install(unreachable=error)
     with pytest.raises(UsageError, match=r"no cluster to connect to .* Run first: kubectl config get-contexts"):
-        check_access(settings(context="prod"))
+        trial_launcher(settings(context="prod")).require_access()
     assert not [call for call in attempt.cluster.calls if " create " in f" {call} " and " auth " not in f" {call} "]
 
 
 def test_forbidden_namespace_is_one_usage_error_and_creates_nothing(attempt: Attempt) -> None:
     attempt.install(refused=["create jobs.batch", "list jobs.batch", "create services", "list pods"])
     with pytest.raises(UsageError) as refused:
-        check_access(settings())
+        trial_launcher(settings()).require_access()
     text = str(refused.value)
     assert "may not create jobs.batch, list jobs.batch, create services, list pods in namespace ml" in text
     assert text.endswith("Run first: kubectl --namespace=ml auth can-i --list")

@@ -11,9 +11,10 @@ import pytest
 from seatrial.checks import catalog
 from seatrial.config.schema import Environment, Limits
 from seatrial.discover.kubectl import Kubectl
-from seatrial.launch import base, cancel_earlier_jobs, kubernetes_job
+from seatrial.launch import base, kubernetes_job, trial_launcher
+from seatrial.launch.base import TOKEN
 from seatrial.launch.kubernetes import KubernetesLauncher
-from seatrial.launch.kubernetes_job import TOKEN, Identity, KubernetesJob
+from seatrial.launch.kubernetes_job import KubernetesJob
 from seatrial.launch.watch import run_job
 from seatrial.model import JobState, Preflight
 from tests.launch.on_fake_cluster import JOB, NODES, NOTEBOOK, Attempt, both, settings
@@ -116,7 +117,7 @@ def test_job_that_completes_after_a_restart_of_its_pods_fails(
 ) -> None:
     objects = [{"kind": "Job", "metadata": {"name": "x"}}, ended_pod("a", 0), ended_pod("b", 0)]
     monkeypatch.setattr(Kubectl, "get", lambda *_: objects)
-    job = KubernetesJob(Identity("Job", "x", "seatrial", 2, "token"), settings(), attempt.run_dir)
+    job = KubernetesJob("x", 2, "token", settings(), attempt.run_dir)
     assert job.wait_state() is None
     assert job.completing_code() is None
     complete = {"conditions": [{"type": "Complete", "status": "True"}]}
@@ -132,7 +133,7 @@ def test_pods_that_were_replaced_before_their_start_are_no_restart(
 ) -> None:
     objects = [{"kind": "Job", "metadata": {"name": "x"}}, PODS["creating"]]
     monkeypatch.setattr(Kubectl, "get", lambda *_: objects)
-    job = KubernetesJob(Identity("Job", "x", "seatrial", 1, "token"), settings(), attempt.run_dir)
+    job = KubernetesJob("x", 1, "token", settings(), attempt.run_dir)
     assert job.wait_state()
     complete = {"conditions": [{"type": "Complete", "status": "True"}]}
     objects[:] = [{**objects[0], "status": complete}, ended_pod("a", 0)]
@@ -160,7 +161,7 @@ def test_api_server_that_does_not_answer_for_long_ends_the_job(
 ) -> None:
     monkeypatch.setattr(base, "OUTAGE_MESSAGE_S", 0.0)
     monkeypatch.setattr(base, "OUTAGE_LIMIT_S", 0.3)
-    monkeypatch.setattr(kubernetes_job, "_DELETE_LIMIT_S", 0.5)
+    monkeypatch.setattr(kubernetes_job, "DELETE_LIMIT_S", 0.5)
     attempt.install(
         pods=both("creating"), unreachable="Unable to connect to the server: net/http: TLS handshake timeout"
     )
@@ -172,7 +173,7 @@ def test_api_server_that_does_not_answer_for_long_ends_the_job(
     folder = attempt.run_dir / "jobs" / "nodes" / "attempt1"
     assert (folder / TOKEN).exists()  # a resumed run deletes what is left
     attempt.install(pods={}, objects=attempt.cluster.objects)
-    assert list(cancel_earlier_jobs(settings(), attempt.run_dir))
+    assert list(trial_launcher(settings()).cancel_earlier_jobs(attempt.run_dir))
     assert attempt.cluster.left_behind() == []
     assert not (folder / TOKEN).exists()
-    assert list(cancel_earlier_jobs(settings(), attempt.run_dir)) == []
+    assert list(trial_launcher(settings()).cancel_earlier_jobs(attempt.run_dir)) == []

@@ -51,27 +51,3 @@ def test_missing_environment_ends_the_script(site: Environment) -> None:
 def test_undefined_template_value_is_an_error() -> None:
     with pytest.raises(jinja2.UndefinedError):
         template("sbatch.sh.j2").render()
-
-
-def test_compiled_templates_are_kept_in_the_cache_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second process does not compile them again; a damaged file is compiled again, and one of another jinja2."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    compiled: list[str] = []
-    compile_source = jinja2.Environment.compile
-
-    def compile_and_count(environment: jinja2.Environment, source: str, name: str, filename: str) -> object:
-        compiled.append(name)
-        return compile_source(environment, source, name, filename)
-
-    monkeypatch.setattr(jinja2.Environment, "compile", compile_and_count)
-    load = template.__wrapped__  # without the cache of this process
-    first = load("hook/timer.j2")
-    assert load("hook/timer.j2").root_render_func.__code__ == first.root_render_func.__code__
-    assert compiled == ["hook/timer.j2"]
-    (file,) = (tmp_path / "seatrial").iterdir()
-    file.write_bytes(file.read_bytes()[:-1])
-    load("hook/timer.j2")
-    assert compiled == ["hook/timer.j2"] * 2
-    monkeypatch.setattr("seatrial.launch.script.version", lambda name: f"another version of {name}")
-    load("hook/timer.j2")
-    assert compiled == ["hook/timer.j2"] * 3

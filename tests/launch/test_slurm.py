@@ -15,7 +15,7 @@ import pytest
 
 from seatrial.config.schema import Cluster, Config, Container, Environment, Slurm
 from seatrial.discover.slurm import ControllerDown, NotConfigured, SlurmUnavailable
-from seatrial.launch import check_access, node_prefix, select_launcher
+from seatrial.launch import node_prefix, select_launcher, trial_launcher
 from seatrial.launch.slurm import SlurmLauncher, require_client
 from seatrial.launch.torchrun import TorchrunLauncher
 from seatrial.model import Job, Preflight, UsageError
@@ -204,7 +204,7 @@ def test_sbatch_is_required_to_start_a_job_and_not_to_render_it(
     settings = Config(name="t", checks={}, launcher="slurm")
     assert "#SBATCH" in select_launcher(settings, "nodes").render(NODES, tmp_path).text
     with pytest.raises(UsageError, match="sbatch is not in PATH"):
-        check_access(settings)
+        trial_launcher(settings).require_access()
 
 
 @pytest.mark.parametrize(("launcher", "names_the_choice"), [("auto", True), ("slurm", False)])
@@ -217,5 +217,5 @@ def test_a_host_without_slurm_conf_names_the_launcher_that_auto_chose(
     monkeypatch.setattr("seatrial.discover.slurm.ping", fail)
     config = Config(name="t", checks={}, launcher=launcher, cluster=Cluster(nodes=2))
     with pytest.raises(UsageError, match=r"no slurm\.conf") as caught:
-        check_access(config)
+        trial_launcher(config).require_access()
     assert ("--nodes 2 needs a launcher" in str(caught.value)) is names_the_choice

@@ -12,7 +12,7 @@ from seatrial.config.schema import Cluster, Config, Slurm
 from seatrial.launch import slurm_job, submission
 from seatrial.launch.base import JobRefused, RenderedJob
 from seatrial.launch.slurm import SlurmLauncher
-from seatrial.launch.slurm_job import SlurmJob, cancel_remaining_jobs, job_collector, unavailable_nodes
+from seatrial.launch.slurm_job import SlurmJob, unavailable_nodes
 from seatrial.launch.submission import start_job
 from seatrial.model import SeatrialError
 from seatrial.util.processes import CommandResult
@@ -30,11 +30,11 @@ class QueuedJob:
     """Job 7 of a fake Slurm, queried at each call."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, **slurm: object) -> None:
-        monkeypatch.setattr(slurm_job, "_POLL_S", -1.0)
+        monkeypatch.setattr(SlurmJob, "poll_s", -1.0)
         self.fake = FakeSlurm(cluster("troubled")).install(monkeypatch)
         settings = SETTINGS.model_copy(update={"slurm": Slurm.model_validate(slurm)})
         (folder / "shared").touch()
-        self.job = SlurmJob("7", settings, job_collector("7", settings, folder))
+        self.job = SlurmJob("7", settings, folder)
 
     def with_state(self, reply: Reply) -> QueuedJob:
         self.fake.replies["scontrol show job 7"] = reply
@@ -358,13 +358,13 @@ def test_job_that_cannot_be_cancelled_stops_the_next_run(monkeypatch: pytest.Mon
     }
     fake = FakeSlurm(answers).install(monkeypatch)
     with pytest.raises(SeatrialError, match=r"earlier run .*still RUNNING .*Run first: scontrol show job 7"):
-        list(cancel_remaining_jobs(attempt.parents[2], SETTINGS))
+        list(SlurmLauncher(SETTINGS).cancel_earlier_jobs(attempt.parents[2]))
     assert fake.commands.count("scancel 7") > 1, "a failed scancel is retried"
 
 
 def test_new_run_does_not_query_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     FakeSlurm({}).install(monkeypatch)
-    assert list(cancel_remaining_jobs(tmp_path, SETTINGS)) == []
+    assert list(SlurmLauncher(SETTINGS).cancel_earlier_jobs(tmp_path)) == []
 
 
 def test_sufficient_nodes_give_no_message(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,9 +25,9 @@ def record(**changes: Any) -> str:
 
 
 DAMAGED: dict[str, tuple[str | bytes, str]] = {
-    "a list": ("[]", "Input should be a valid dictionary"),
-    "a number": ("5", "Input should be"),
-    "null": ("null", "Input should be"),
+    "a list": ("[]", "expected a mapping"),
+    "a number": ("5", "expected"),
+    "null": ("null", "expected"),
     "an empty file": ("", "is damaged: Expecting value"),
     "a byte order mark alone": (b"\xff\xfe\x00", "is damaged: 'utf-8' codec can't decode"),
     "Latin-1": (record(name="caf\xe9").replace("\\u00e9", "\xe9").encode("latin-1"), "is damaged: 'utf-8' codec"),
@@ -39,7 +39,7 @@ DAMAGED: dict[str, tuple[str | bytes, str]] = {
     "a number of 400 digits": (record(seconds=10**400), "number too large"),
     "a number of 5000 digits": ('{"seconds": ' + "9" * 5000 + "}", "number too large"),
     "an unknown key": (record(colour="red"), "colour: Extra inputs are not permitted"),
-    "a wrong type": (record(verdicts={}), "verdicts: Input should be"),
+    "a wrong type": (record(verdicts={}), "verdicts: expected"),
 }
 
 

@@ -30,7 +30,9 @@ def main(arguments: list[str]) -> int:
         "--partition",
         action="append",
         default=[],
-        help="NAME=NODES, such as gpu=node[1-3]; the first is the default",
+        type=_partition,
+        metavar="NAME=NODES",
+        help="such as gpu=node[1-3]; the first is the default",
     )
     parser.add_argument("command", nargs="+")
     options = parser.parse_args(arguments)
@@ -43,7 +45,7 @@ def main(arguments: list[str]) -> int:
             gpus_per_node=options.gpus_per_node,
             folder=Path(folder),
             real_gpus=options.real_gpus,
-            partitions=dict(each.split("=", 1) for each in options.partition),
+            partitions=dict(options.partition),
         ) as cluster,
     ):
         for text in options.rate:
@@ -51,6 +53,13 @@ def main(arguments: list[str]) -> int:
             for limited in [node] if node else cluster.nodes:
                 cluster.slow_link(limited, rate, burst="64mbit")
         return _run(options.command, {**cluster.env, CLUSTER_VARIABLE: str(_access_file(cluster))})
+
+
+def _partition(text: str) -> tuple[str, str]:
+    name, _, nodes = text.partition("=")
+    if not name or not nodes:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected NAME=NODES, such as gpu=node[1-3]")
+    return name, nodes
 
 
 def _access_file(cluster: Cluster) -> Path:

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from tests.processes import until
-from tests.rig import host
+from tests.rig import __main__, host
 from tests.rig.cluster import Cluster
 
 pytest_plugins = ["tests.rig.fixtures"]
@@ -308,3 +308,11 @@ class TestUnavailable:
         done = subprocess.run(argv, env={"PATH": "/nowhere", "CI": ci}, capture_output=True, text=True, check=False)
         assert outcome in done.stdout
         assert "cannot start a Slurm test cluster: needs slurmctld" in done.stdout
+
+
+@pytest.mark.parametrize("partition", ["gpu", "gpu=", "=node[1-3]"])
+def test_an_invalid_partition_is_a_usage_error(partition: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        __main__.main(["--partition", partition, "--", "true"])
+    assert end.value.code == 2
+    assert "expected NAME=NODES" in capsys.readouterr().err

@@ -58,12 +58,12 @@ def test_qwen2_has_biases_and_a_sliding_window_only_if_enabled() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type: Input should be 'llama', 'mistral' or 'qwen2'"),
+        ({"model_type": "gpt2"}, "model_type: expected 'llama', 'mistral' or 'qwen2'"),
         ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope type 'linear'"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"attention_bias": True}, "attention_bias"),
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
-        ({"vocab_size": None}, "vocab_size: Field required"),
+        ({"vocab_size": None}, "vocab_size: required key is missing"),
     ],
 )
 def test_unsupported_architectures_are_rejected(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -45,5 +45,5 @@ def test_an_invalid_config_is_a_usage_error(tmp_path: Path) -> None:
         "train", "run", str(TINY / "throughput.yaml"), "--set", "bsz=none", "--out", str(tmp_path / "out")
     )
     assert (code, out) == (2, "")
-    assert "--set bsz=none: Input should be a valid integer" in err
+    assert "--set bsz=none: expected a valid integer" in err
     assert not (tmp_path / "out").exists()

@@ -20,10 +20,11 @@ from seatrial.cli.drill import drill
 from seatrial.cli.examples import EXAMPLES
 from seatrial.cli.explain import explain
 from seatrial.cli.hook import hook
-from seatrial.cli.options import EXIT_BROKEN_PIPE, EXIT_CODES, EXIT_INTERRUPTED, EXIT_USAGE
+from seatrial.cli.options import EXIT_BROKEN_PIPE, EXIT_INCOMPLETE, EXIT_INTERRUPTED, EXIT_USAGE
+from seatrial.cli.output import discard
 from seatrial.cli.readmit import readmit
 from seatrial.cli.watch import watch
-from seatrial.model import DecisionValue, SeatrialError, UsageError
+from seatrial.model import SeatrialError, UsageError
 from seatrial.util import signals
 from seatrial.util.secrets import redacted, secret_values
 from seatrial.util.text import printable
@@ -126,15 +127,6 @@ def _open_closed_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
-def _discard_unwritable_output() -> None:
-    """Redirect a stream that cannot be flushed to /dev/null: Python would flush it again, fail, and exit with 120."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
 def _app_with_only(name: str | None) -> typer.Typer:
     """Return ``app`` with only this command or group, since typer takes 25 ms for the options of all commands.
 
@@ -154,16 +146,16 @@ def main() -> None:
     except UsageError as error:
         code = _print_error(str(error), EXIT_USAGE)
     except SeatrialError as error:
-        code = _print_error(str(error), EXIT_CODES[DecisionValue.INCOMPLETE])
+        code = _print_error(str(error), EXIT_INCOMPLETE)
     except (BrokenPipeError, SystemExit) as error:
         # The reader of the output has exited, as in `| head`. typer would exit with code 1, which means REJECTED
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
         code = EXIT_BROKEN_PIPE
     except (KeyboardInterrupt, typer.Abort) as error:
         if isinstance(error.__cause__, EOFError):  # the end of a truncated file; typer takes it for Ctrl-D
-            code = _print_error(traceback.format_exc(), EXIT_CODES[DecisionValue.INCOMPLETE])
+            code = _print_error(traceback.format_exc(), EXIT_INCOMPLETE)
         else:
             code = _print_error("interrupted", EXIT_INTERRUPTED)
     except Exception as error:  # typer's usage errors; the module of the class depends on the version
@@ -172,6 +164,10 @@ def main() -> None:
             error.show()
             code = EXIT_USAGE
         else:  # a defect of seatrial, or a full disk behind stdout: Python's exit code 1 would mean REJECTED
-            code = _print_error(traceback.format_exc(), EXIT_CODES[DecisionValue.INCOMPLETE])
-    _discard_unwritable_output()
+            code = _print_error(traceback.format_exc(), EXIT_INCOMPLETE)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            discard(stream)
     sys.exit(code)

@@ -5,21 +5,18 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from seatrial.cli.options import EXIT_CODES, AsJson, create_out_folder
+from seatrial.cli.options import EXIT_ACCEPTED, EXIT_INCOMPLETE, EXIT_REJECTED, AsJson, create_out_folder
 from seatrial.cli.output import print_json, stdout
-from seatrial.model import DecisionValue, UsageError
+from seatrial.model import UsageError
+from seatrial.util.grouping import grouped
 
 if TYPE_CHECKING:
     from seatrial.drill.base import Drill
-
-EXIT_ALL_HOLD, EXIT_MISSED = EXIT_CODES[DecisionValue.ACCEPTED], EXIT_CODES[DecisionValue.REJECTED]
-EXIT_COULD_NOT_RUN = EXIT_CODES[DecisionValue.INCOMPLETE]
 
 
 def drill(
@@ -92,27 +89,31 @@ def _run(selected: list[Drill], folder: Path, as_json: bool) -> int:
     from seatrial.drill.runner import run_drills
     from seatrial.drill.text import print_results
 
-    results = list(run_drills(selected, folder, lambda text: print(f"drill {text}", file=sys.stderr)))
+    results = list(run_drills(selected, folder, _show))
     if as_json:
-        print_json([result.model_dump(mode="json") for result in results])
+        print_json(results)
     else:
         print_results(results, stdout())
     could_run = [result for result in results if not result.could_not_run]
     if not all(result.holds for result in could_run):
-        return EXIT_MISSED
-    return EXIT_ALL_HOLD if len(could_run) == len(results) else EXIT_COULD_NOT_RUN
+        return EXIT_REJECTED
+    return EXIT_ACCEPTED if len(could_run) == len(results) else EXIT_INCOMPLETE
 
 
 def _run_clean(selected: list[Drill], runs: int, ignored: list[str], folder: Path, as_json: bool) -> int:
     from seatrial.drill.clean import run_clean
     from seatrial.drill.text import print_clean
 
-    result = run_clean(selected, runs, ignored, folder, lambda text: print(f"drill {text}", file=sys.stderr))
+    result = run_clean(selected, runs, ignored, folder, _show)
     if as_json:
-        print_json(result.model_dump(mode="json"))
+        print_json(result)
     else:
         print_clean(result, stdout())
-    return EXIT_MISSED if result.alarms else EXIT_ALL_HOLD
+    return EXIT_REJECTED if result.alarms else EXIT_ACCEPTED
+
+
+def _show(text: str) -> None:
+    print(f"drill {text}", file=sys.stderr)
 
 
 def _selected(names: list[str], all_drills: bool) -> list[Drill]:
@@ -120,21 +121,16 @@ def _selected(names: list[str], all_drills: bool) -> list[Drill]:
 
     Raises UsageError if a name matches no drill, for names together with --all, or for neither.
     """
-    from seatrial.config.expect import nearest
+    from seatrial.config.expect import matching
     from seatrial.drill import catalog
 
-    drills = list(catalog().values())
     if all_drills and not names:
-        return drills
+        return list(catalog().values())
     if all_drills or not names:
         problem = "give names of drills or --all, not both" if all_drills else "give the name of a drill, or --all"
         raise UsageError(f"{problem}; list all drills: seatrial drill --list")
 
-    def matches(item: Drill, name: str) -> bool:
-        return name == item.machine or fnmatch(item.name, name)
-
-    unknown = [name for name in names if not any(matches(item, name) for item in drills)]
-    if unknown:
-        hint = nearest(unknown[0], (item.name for item in drills))
-        raise UsageError(f"no drill matches {', '.join(unknown)}{hint}; list all drills: seatrial drill --list")
-    return [item for item in drills if any(matches(item, name) for name in names)]
+    drills_of_machine = grouped((str(item.machine), item.name) for item in catalog().values())
+    patterns = [pattern for name in names for pattern in drills_of_machine.get(name, [name])]
+    selected = matching(patterns, catalog(), "drill", "; list all drills: seatrial drill --list")
+    return [catalog()[name] for name in selected]

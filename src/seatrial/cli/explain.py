@@ -69,7 +69,7 @@ def explain(
     if not findings and not notes and not logs.searched:
         raise typer.Exit(EXIT_USAGE)
     if as_json:
-        print_json([finding.model_dump(mode="json") for finding in findings])
+        print_json(findings)
     elif findings:
         print_findings(findings, stdout())
     if not findings:
@@ -86,25 +86,20 @@ def _print_unknown(matches: Sequence[Match], logs: _Logs, pattern_count: int, fi
 
     errors = [(match.source, match.line) for match in error_lines(matches, logs.origins)]
     if accepted := [path for path in logs.runs if _is_accepted(path)]:
-        print(
-            f"No failure: {clean(', '.join(map(str, accepted)))} was ACCEPTED, and no known pattern matches.", file=file
-        )
+        lines = [f"No failure: {clean(', '.join(map(str, accepted)))} was ACCEPTED, and no known pattern matches."]
     elif errors:
-        print(f"No known failure: none of {pattern_count} patterns matches. An unknown failure is possible.", file=file)
+        lines = [f"No known failure: none of {pattern_count} patterns matches. An unknown failure is possible."]
     else:
-        text = f"none of {pattern_count} patterns matches, and no line looks like an error"
-        print(f"No failure found: {text}.", file=file)
+        lines = [f"No failure found: none of {pattern_count} patterns matches, and no line looks like an error."]
     if network := unknown_network(matches):
-        print(f"{clean(network)}.", file=file)
-    if errors:
-        print("Not known; the first errors are:", file=file)
-    for source, text in errors[:_MAX_ERROR_LINES]:
-        print(f"  {clean(source)}: {clean(redacted(text)[:_MAX_TEXT])}", file=file)
+        lines.append(f"{clean(network)}.")
+    places = [(clean(source), text) for source, text in errors]
     ends = last_lines(logs.searched, logs.origins) if errors else []
-    if ends:
-        print("The last line of each rank:", file=file)
-    for source, rank, text in ends[:_MAX_ERROR_LINES]:
-        print(f"  {rank} ({clean(source)}): {clean(redacted(text)[:_MAX_TEXT])}", file=file)
+    ranks = [(f"{rank} ({clean(source)})", text) for source, rank, text in ends]
+    for heading, rows in (("Not known; the first errors are:", places), ("The last line of each rank:", ranks)):
+        lines += [heading] if rows else []
+        lines += [f"  {place}: {clean(redacted(text)[:_MAX_TEXT])}" for place, text in rows[:_MAX_ERROR_LINES]]
+    print(*lines, sep="\n", file=file)
 
 
 def _is_accepted(path: Path) -> bool:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from seatrial.cli.options import EXIT_CODES, AsJson
+from seatrial.cli.options import EXIT_INCOMPLETE, EXIT_REJECTED, AsJson
 from seatrial.cli.output import print_json, print_lines, stdout
-from seatrial.model import DecisionValue, UsageError, format_bytes
+from seatrial.model import UsageError, format_bytes
 from seatrial.util.text import printable
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def verify(
             print_lines(map(printable, lines))  # texts of the record can contain terminal sequences
         if contract and judged:
             print(report.render(judged, "contract"), end="")
-    codes = {"ok": 0, "failed": 1, "not checked": EXIT_CODES[DecisionValue.INCOMPLETE]}
+    codes = {"ok": 0, "failed": 1, "not checked": EXIT_INCOMPLETE}
     raise typer.Exit(codes[verification.result])
 
 
@@ -126,9 +126,9 @@ def compare(
     else:
         print_document(document(comparison, *sides), stdout())
     if fail_on and comparison.has_regression:
-        raise typer.Exit(EXIT_CODES[DecisionValue.REJECTED])
+        raise typer.Exit(EXIT_REJECTED)
     if fail_on and not comparison.tested:
-        raise typer.Exit(EXIT_CODES[DecisionValue.INCOMPLETE])
+        raise typer.Exit(EXIT_INCOMPLETE)
 
 
 def _records(text: str) -> list[Trial]:
@@ -165,7 +165,7 @@ def history(
     shown = [each.run for each in sightings] or runs
     text = summary(part, sightings) if part else ""
     if as_json:
-        print_json({"summary": text, "runs": [run.model_dump(mode="json") for run in shown]})
+        print_json({"summary": text, "runs": shown})
         return
     _print_runs(shown, [f"{each.place}: {each.failure or 'did not fail'}" for each in sightings])
     print(printable(text), end="\n" if text else "")

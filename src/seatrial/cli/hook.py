@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from seatrial.cli.options import DRAIN_SHARE, DRAIN_WINDOW_MIN, AsJson, DrainShareOption, DrainWindowOption
-from seatrial.cli.output import print_json
+from seatrial.cli.output import discard, print_json
 from seatrial.model import SeatrialError, UsageError
 
 if TYPE_CHECKING:
@@ -127,12 +127,12 @@ def _run(request: Request, as_json: bool) -> None:
     record, write_error = run(request)
     try:
         if as_json:
-            print_json(record.model_dump(mode="json"))
+            print_json(record)
         else:
             print(record.reason if request.caller == "npd" else record.text())
         sys.stdout.flush()
     except OSError:  # no reader, or a full disk. Keep the exit code of the record: another code could drain the node
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
     with contextlib.suppress(OSError):
         if write_error:
             print(f"seatrial: the record could not be written: {write_error}", file=sys.stderr)

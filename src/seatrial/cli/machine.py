@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from fnmatch import fnmatch
 from typing import Annotated
 
 import typer
@@ -41,18 +40,11 @@ def checks(
 ) -> None:
     """List all checks, one per line; with NAME, show scope, requirements and rules of these checks."""
     from seatrial.checks import catalog
-    from seatrial.config.expect import nearest
+    from seatrial.config.expect import matching
     from seatrial.report.inventory import checks_as_json, print_check_list, print_checks, print_power
 
-    selected = {
-        name: check
-        for name, check in catalog().items()
-        if not names or any(fnmatch(name, pattern) for pattern in names)
-    }
-    unknown = [pattern for pattern in names or () if not any(fnmatch(name, pattern) for name in selected)]
-    if unknown:
-        hint = nearest(unknown[0], catalog())
-        raise UsageError(f"no check matches {', '.join(unknown)}{hint}; list all checks: seatrial show checks")
+    selected_names = matching(names or ["*"], catalog(), "check", "; list all checks: seatrial show checks")
+    selected = {name: catalog()[name] for name in selected_names}
     if as_json:
         print_json(checks_as_json(selected))
     elif power:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from seatrial.model import DecisionValue, Outcome, UsageError
 
+if TYPE_CHECKING:
+    from seatrial.config.schema import Override
+
 DRAIN_SHARE, DRAIN_WINDOW_MIN = 0.1, 60.0  # defaults; drains of `hook` and `readmit` count in the same record
 
-EXIT_CODES = {DecisionValue.ACCEPTED: 0, DecisionValue.REJECTED: 1, DecisionValue.INCOMPLETE: 3}
+EXIT_ACCEPTED, EXIT_REJECTED, EXIT_INCOMPLETE = 0, 1, 3
+EXIT_CODES = {
+    DecisionValue.ACCEPTED: EXIT_ACCEPTED,
+    DecisionValue.REJECTED: EXIT_REJECTED,
+    DecisionValue.INCOMPLETE: EXIT_INCOMPLETE,
+}
 # Exit codes of `judge` for the output of a benchmark, which has no decision
 EXIT_CODES_OF_OUTCOMES = {Outcome.PASS: 0, Outcome.WARN: 0, Outcome.FAIL: 1, Outcome.UNJUDGED: 3}
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
@@ -92,37 +100,28 @@ DrainWindowOption = Annotated[
 ]
 
 
-def collect_overrides(
-    assignments: list[str] | None,
-    *,
-    launcher: str | None = None,
-    nodes: int | None = None,
-    gpus_per_node: int | None = None,
-    nodelist: str | None = None,
-    exclude: str | None = None,
-    topology: str | None = None,
-    min_nodes: int | None = None,
-    no_localize: bool = False,
-    group: str | None = None,
-    budget: str | None = None,
-) -> list[tuple[str, str, Any]]:
+# Parameter of a command → key of the trial that its option sets, if the parameter is not None
+_TRIAL_KEYS = {
+    "launcher": "launcher",
+    "nodes": "cluster.nodes",
+    "min_nodes": "cluster.min_nodes",
+    "gpus_per_node": "cluster.gpus_per_node",
+    "nodelist": "slurm.nodelist",
+    "exclude": "slurm.exclude",
+    "topology": "cluster.topology",
+    "no_localize": "localize",
+    "group": "group",
+    "budget": "budget",
+}
+
+
+def collect_overrides(assignments: list[str] | None, **parameters: str | int | None) -> list[Override]:
     """Return (option, key of the trial, value) of each setting in rising priority: --set, then the other options."""
     from seatrial.config.layers import parse_assignment
 
-    flags = [
-        ("--launcher", "launcher", launcher),
-        ("--nodes", "cluster.nodes", nodes),
-        ("--min-nodes", "cluster.min_nodes", min_nodes),
-        ("--gpus-per-node", "cluster.gpus_per_node", gpus_per_node),
-        ("--nodelist", "slurm.nodelist", nodelist),
-        ("--exclude", "slurm.exclude", exclude),
-        ("--topology", "cluster.topology", topology),
-        ("--no-localize", "localize", False if no_localize else None),
-        ("--group", "group", group),
-        ("--budget", "budget", budget),
-    ]
-    given_flags = [(flag, key, value) for flag, key, value in flags if value is not None]
-    return [("--set", *parse_assignment(text)) for text in assignments or ()] + given_flags
+    options = {f"--{name.replace('_', '-')}": (_TRIAL_KEYS[name], value) for name, value in parameters.items()}
+    given_options = [(option, key, value) for option, (key, value) in options.items() if value is not None]
+    return [("--set", *parse_assignment(text)) for text in assignments or ()] + given_options
 
 
 def check_names(values: list[str] | None) -> tuple[str, ...]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,7 +16,13 @@ if TYPE_CHECKING:
 
 
 def print_json(value: object) -> None:
-    print(json.dumps(value, indent=2))
+    """Print a document, in which records are objects."""
+    print(json.dumps(value, indent=2, default=lambda record: record.model_dump(mode="json")))
+
+
+def discard(stream: TextIO) -> None:
+    """Redirect a stream to /dev/null: Python would flush it again at its end, fail, and exit with 120."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def print_lines(lines: Iterable[str]) -> None:

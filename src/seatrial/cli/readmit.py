@@ -25,7 +25,7 @@ from seatrial.cli.options import (
     create_out_folder,
 )
 from seatrial.cli.output import print_json, stderr
-from seatrial.model import SeatrialError, UsageError
+from seatrial.model import UsageError
 
 if TYPE_CHECKING:
     from seatrial.operate.node_changes import Candidates, Flags, Partner
@@ -168,8 +168,6 @@ def _candidates(options: Options, launcher: str, run_id: str, reason_prefix: str
         raise NotConfigured(
             f"readmit reads the state of nodes from Slurm (from Kubernetes: --launcher kubernetes), but {error}"
         ) from error
-    except ValueError as error:
-        raise SeatrialError(f"unexpected output of scontrol: {error}. Run first: scontrol show nodes") from error
 
 
 def _expanded(names: list[str]) -> tuple[str, ...]:
@@ -209,18 +207,16 @@ def _print_dry_run(
         print_json(
             {
                 "candidates": options.nodes,
-                "partners": [partner.model_dump(mode="json") for partner in partners],
-                "jobs": [job.model_dump(mode="json") for job, _ in preview.rendered],
-                "changes": {
-                    decision: [change.model_dump(mode="json") for change in rows] for decision, rows in changes.items()
-                },
+                "partners": partners,
+                "jobs": [job for job, _ in preview.rendered],
+                "changes": changes,
             }
         )
         return
     print(f"candidates: {', '.join(options.nodes)}")
     for partner in partners:
         print(f"partner {partner.node}: {partner.why}")
-    lines = plan_lines(preview.plan.jobs, preview.plan.excluded_checks, catalog(), preview.not_run)
+    lines = plan_lines(preview.plan.jobs, preview.plan.excluded_checks, catalog(), preview.plan.checks_not_run)
     for line in (*lines, *preview.notes):
         print(line)
     for decision, rows in changes.items():

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from seatrial.cli.options import EXIT_CODES, AsJson
+from seatrial.cli.options import EXIT_ACCEPTED, EXIT_REJECTED, AsJson
 from seatrial.cli.output import print_json
-from seatrial.model import DecisionValue, UsageError
+from seatrial.model import UsageError
 
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the config; may be repeated.")
@@ -79,9 +79,7 @@ def evaluate(
         print_json(evaluation)
     else:
         print(*score.table(evaluation), f"Results: {out}/evaluation.json", sep="\n")
-    raise typer.Exit(
-        EXIT_CODES[DecisionValue.ACCEPTED if evaluation["sign_test"]["passed"] else DecisionValue.REJECTED]
-    )
+    raise typer.Exit(EXIT_ACCEPTED if evaluation["sign_test"]["passed"] else EXIT_REJECTED)
 
 
 TRAIN = (run, preprocess, evaluate)

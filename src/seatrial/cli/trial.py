@@ -6,9 +6,9 @@ import contextlib
 import itertools
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -44,6 +44,7 @@ from seatrial.util.gc_pause import gc_ignores_imports
 
 if TYPE_CHECKING:
     from seatrial.config.layers import ResolvedTrial
+    from seatrial.config.schema import Override
     from seatrial.model import Job, Trial
     from seatrial.pipeline.benchmark_file import BenchmarkFile
     from seatrial.pipeline.benchmark_hardware import HardwareOptions
@@ -91,13 +92,17 @@ def run(
         nodelist=nodelist,
         exclude=exclude,
         topology=topology,
-        no_localize=no_localize,
+        no_localize=False if no_localize else None,
         group=group,
         budget=budget,
     )
     if resume:
         others = [key for _, key, _ in overrides if not key.startswith("slurm.")]
-        _require_no_options_with_resume(trial != "quick", others, only, skip, out, time_limit, dry_run)
+        if any((trial != "quick", others, only, skip, out, time_limit, dry_run)):
+            raise UsageError(
+                "--resume continues with the settings of the run directory: give no trial and no other option than "
+                "--set slurm.KEY=VALUE, after a rejected job"
+            )
         run_dir = RunDir.reopen(resume)
         if overrides:
             run_dir.change_slurm(overrides)
@@ -134,7 +139,8 @@ def _print_end(result: Trial, run_dir: RunDir, new_report: Path | None, *, as_js
         with contextlib.suppress(OSError):
             is_rejected = bool(result.results) and result.results[-1].state is JobState.REJECTED
             correction = " --set slurm.KEY=VALUE (only if a setting was wrong)" if is_rejected else ""
-            print(f"To measure the missing checks: seatrial run --resume {run_dir.path}{correction}", file=sys.stderr)
+            command = result.new_run_command or f"seatrial run --resume {run_dir.path}{correction}"
+            print(f"To measure the missing checks: {command}", file=sys.stderr)
 
 
 def _request(
@@ -152,14 +158,6 @@ def _request(
         started=time.time(),
         time_limit_s=None if time_limit is None else 60 * time_limit,
     )
-
-
-def _require_no_options_with_resume(*options: object) -> None:
-    if any(options):
-        raise UsageError(
-            "--resume continues with the settings of the run directory: give no trial and no other option than "
-            "--set slurm.KEY=VALUE, after a rejected job"
-        )
 
 
 def new_run_folder(name: str) -> Path:
@@ -191,16 +189,15 @@ def _print_plan(preview: Preview, launcher: str, as_json: bool) -> None:
     from seatrial.checks import catalog
     from seatrial.report.plan_text import plan_lines
     from seatrial.report.progress import duration_text
+    from seatrial.util.grouping import grouped
 
     if as_json:
-        print_json([job.model_dump(mode="json") for job, _ in preview.rendered])
+        print_json([job for job, _ in preview.rendered])
         return
     plan = preview.plan
-    lines = [*plan_lines(plan.jobs, plan.excluded_checks, catalog(), preview.not_run, as_root=preview.as_root)]
-    checks_by_reason: dict[str | None, list[str]] = {}
-    for measurement in plan.not_run:
-        checks_by_reason.setdefault(measurement.skipped or measurement.error, []).append(measurement.check)
-    lines += [f"not run: {reason}: {', '.join(names)}" for reason, names in checks_by_reason.items()]
+    lines = [*plan_lines(plan.jobs, plan.excluded_checks, catalog(), plan.checks_not_run, as_root=preview.as_root)]
+    not_run = grouped(plan.not_run, lambda measurement: measurement.skipped or measurement.error)
+    lines += [f"not run: {reason}: {', '.join(each.check for each in checks)}" for reason, checks in not_run.items()]
     # plan_lines names those that the time limit excludes
     lines += [f"excluded by {flag}: {name}" for name, flag in plan.excluded_checks.items() if flag != TIME_LIMIT]
     lines += preview.notes
@@ -344,17 +341,13 @@ def judge(
 
     hardware = HardwareOptions(gpus, nodes, nics, fabric, algorithm)
     if benchmark := open_benchmark(run):
-        if why_not or trial or set_ or format or html or out:
-            raise UsageError(
-                "--why-not, --trial, --set, --format, --html and --out are for a run of seatrial: a benchmark has no "
-                "decision"
-            )
-        outcome = _judge_benchmark(benchmark, hardware, operation or "", baseline, as_json)
-        raise typer.Exit(EXIT_CODES_OF_OUTCOMES[outcome])
-    if run.exists() and any(value is not None for value in (gpus, nodes, nics, fabric, algorithm, operation)):
-        raise UsageError(
-            "--gpus to --algorithm are for the output of nccl-tests or nvbandwidth: a record has its hardware"
-        )
+        of_run = {"why-not": why_not, "trial": trial, "set": set_, "format": format, "html": html, "out": out}
+        _refuse(of_run, "is for a run of seatrial: a benchmark has no decision")
+        raise typer.Exit(_judge_benchmark(benchmark, hardware, operation or "", baseline, as_json))
+    if run.exists():
+        of_benchmark = {"gpus": gpus, "nodes": nodes, "nics": nics, "fabric": fabric}
+        of_benchmark |= {"operation": operation, "algorithm": algorithm}
+        _refuse(of_benchmark, "is for the output of nccl-tests or nvbandwidth: a record has its hardware")
     if format and (why_not or as_json):
         raise UsageError("--format prints a whole report: use neither --why-not nor --json with it")
     result, run_dir = _judged(run, baseline, trial, collect_overrides(set_))
@@ -374,18 +367,25 @@ def judge(
     raise typer.Exit(EXIT_CODES[result.decision.value])
 
 
+def _refuse(options: Mapping[str, object], reason: str) -> None:
+    """Raise UsageError for the first option that is given."""
+    for name, value in options.items():
+        if value:
+            raise UsageError(f"--{name} {reason}")
+
+
 def _judge_benchmark(
     benchmark: BenchmarkFile, hardware: HardwareOptions, operation: str, baseline: Path | None, as_json: bool
-) -> Outcome:
-    """Print the judgement of a benchmark's output, and return its outcome."""
+) -> int:
+    """Print the judgement of a benchmark's output, and return the exit code."""
     from seatrial.report.benchmark import lines
 
     judgement = benchmark.judge(hardware, operation, baseline)
     if as_json:
-        print_json(judgement.model_dump(mode="json"))
+        print_json(judgement)
     else:
         print("\n".join(lines(judgement)))
-    return judgement.outcome
+    return EXIT_CODES_OF_OUTCOMES[judgement.outcome]
 
 
 def _rendered(result: Trial, run: Path, run_dir: Path | None, format: str) -> str:
@@ -416,7 +416,7 @@ def _judged(
     run: Path,
     baseline: Path | None = None,
     trial: str | None = None,
-    overrides: Sequence[tuple[str, str, Any]] = (),
+    overrides: Sequence[Override] = (),
 ) -> tuple[Trial, Path | None]:
     """Return the record with the verdicts of this version, and its run directory, if it is in one."""
     from seatrial.pipeline.rejudge import rejudge
@@ -436,15 +436,15 @@ def learn(
     """Learn reference values from accepted runs, for `run --set baseline=FILE` and `judge RUN --baseline FILE`."""
     from seatrial.judge.limits import MIN_BASELINE_RUNS
     from seatrial.pipeline.rejudge import learn as learn_baseline
+    from seatrial.util.grouping import grouped
     from seatrial.util.text import plural
 
-    distinct: dict[Path, Path] = {}
-    for run in runs:
-        distinct.setdefault(run.resolve(), run)
-    for resolved, run in distinct.items():
-        if (count := sum(other.resolve() == resolved for other in runs)) > 1:
-            print(f"seatrial: {run} is given {count} times and counts as one run", file=sys.stderr)
-    text = learn_baseline(name or out.stem, list(distinct.values()))
+    distinct = []
+    for run, *again in grouped((run.resolve(), run) for run in runs).values():
+        distinct.append(run)
+        if again:
+            print(f"seatrial: {run} is given {len(again) + 1} times and counts as one run", file=sys.stderr)
+    text = learn_baseline(name or out.stem, distinct)
     try:
         with out.open("x", encoding="utf-8") as file:
             file.write(text)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+import fnmatch
+from collections.abc import Collection, Iterable, Mapping
 
 from pydantic import BaseModel
 
-from seatrial.model import Threshold, has_scale, parse_bytes, size_label
+from seatrial.model import Threshold, UsageError, has_scale, parse_bytes, size_label
 
 
 def metric_error(metric: str, options: BaseModel, metrics: Mapping[str, str]) -> str:
@@ -67,6 +68,17 @@ def declared_unit(metric: str, metrics: Mapping[str, str]) -> str | None:
         return metrics[metric]
     family = f"{metric.partition('.')[0]}.*"
     return metrics.get(family) if "." in metric else None
+
+
+def matching(patterns: Collection[str], names: Collection[str], noun: str, hint: str) -> list[str]:
+    """Return the names that match a pattern, such as ``train.*``, in their order.
+
+    Raises UsageError for a pattern without a match. ``noun``: what the names are of; ``hint``: the end of the message.
+    """
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            raise UsageError(f"no {noun} matches {pattern!r}{nearest(pattern, names)}{hint}")
+    return [name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

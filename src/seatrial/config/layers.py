@@ -26,9 +26,9 @@ from pydantic import BaseModel, ValidationError
 from seatrial.config import node_selection, slurm_options
 from seatrial.config.argument_paths import is_folder
 from seatrial.config.expect import declared_unit, metric_error, nearest, threshold_unit_error
-from seatrial.config.schema import CheckSettings, Config
+from seatrial.config.schema import CheckSettings, Config, Override
 from seatrial.config.strict_yaml import parse_yaml
-from seatrial.model import Threshold, UsageError
+from seatrial.model import Threshold, UsageError, validation_message
 from seatrial.util import data_files
 from seatrial.util.input_files import MAX_CONFIG_BYTES, read_text
 from seatrial.util.secrets import redacted
@@ -101,13 +101,13 @@ class ResolvedTrial:
 def resolve(
     trial: str | Tree,
     *,
-    overrides: Iterable[tuple[str, str, Any]] = (),
+    overrides: Iterable[Override] = (),
     environ: Mapping[str, str],
     schemas: Mapping[str, CheckSchema],
 ) -> ResolvedTrial:
     """Return the config of ``trial``: the name of a shipped trial, a file, or the config of a record.
 
-    ``overrides``: (origin, dotted key, value) in rising priority. Raises UsageError, with origin and key, for an
+    ``overrides``: in rising priority. Raises UsageError, with origin and key, for an
     invalid trial.
     """
     tree, file = _read_trial(trial) if isinstance(trial, str) else (trial, "the record")
@@ -127,11 +127,13 @@ def resolve(
     source = Source(file, origins)
     config = _validate_trial(tree, source, schemas)
     node_selection.validate(config, source.origin)
-    return ResolvedTrial(config, {**_default_origins(config, origins), **origins})
+    defaults: dict[str, str] = {}
+    _record_origins(config.model_dump(mode="json"), "default", (), defaults)
+    return ResolvedTrial(config, defaults | origins)
 
 
-def load_as(model: type[Model], path: str, overrides: Iterable[tuple[str, str, Any]] = ()) -> Model:
-    """Load the YAML file at ``path`` as a ``model``, with (origin, dotted key, value) ``overrides`` in rising priority.
+def load_as(model: type[Model], path: str, overrides: Iterable[Override] = ()) -> Model:
+    """Load the YAML file at ``path`` as a ``model``, with ``overrides`` in rising priority.
 
     Raises UsageError for an invalid file or override; the message has its origin and the key.
     """
@@ -175,11 +177,8 @@ def _parse_value(key: str, text: str, source: str) -> Any:
 
 def trial_names() -> list[str]:
     """Return the names of the shipped trials."""
-    return sorted(Path(entry.name).stem for entry in _shipped_trials().iterdir() if entry.name.endswith(".yaml"))
-
-
-def _shipped_trials() -> Any:
-    return resources.files("seatrial") / "data" / "trials"
+    folder = resources.files("seatrial") / "data" / "trials"
+    return sorted(Path(entry.name).stem for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
 def _read_trial(trial: str) -> tuple[Tree, str]:
@@ -220,13 +219,10 @@ def _read_file(path: str) -> str:
         raise UsageError(f"cannot read {path}: {error}") from error
 
 
-def _environment_overrides(environ: Mapping[str, str]) -> list[tuple[str, str, Any]]:
-    overrides = []
-    for name, text in sorted(environ.items()):
-        if name.startswith(ENV_PREFIX):
-            key = _dotted_key(name.removeprefix(ENV_PREFIX))
-            overrides.append((f"${name}", key, _parse_value(key, text, f"${name}")))
-    return overrides
+def _environment_overrides(environ: Mapping[str, str]) -> list[Override]:
+    names = sorted(name for name in environ if name.startswith(ENV_PREFIX))
+    keys = {name: _dotted_key(name.removeprefix(ENV_PREFIX)) for name in names}
+    return [(f"${name}", key, _parse_value(key, environ[name], f"${name}")) for name, key in keys.items()]
 
 
 def _dotted_key(name: str) -> str:
@@ -237,7 +233,7 @@ def _dotted_key(name: str) -> str:
     return name.lower().replace("__", ".")
 
 
-def _scheduler_overrides(environ: Mapping[str, str]) -> list[tuple[str, str, Any]]:
+def _scheduler_overrides(environ: Mapping[str, str]) -> list[Override]:
     """Return the override of cluster.gpus_per_node by the GPUs that Slurm allocated to this process' job, if any."""
     gpus = environ.get("SLURM_GPUS_ON_NODE")
     # an allocation without GPUs does not select a CPU-only run; only --gpus-per-node 0 does
@@ -292,12 +288,6 @@ def _record_origins(value: Any, origin: str, path: tuple[str, ...], origins: dic
             _record_origins(inner, origin, (*path, str(key)), origins)
     elif path:
         origins[".".join(path)] = origin
-
-
-def _default_origins(config: Config, origins: dict[str, str]) -> dict[str, str]:
-    defaults: dict[str, str] = {}
-    _record_origins(config.model_dump(mode="json"), "default", (), defaults)
-    return {key: origin for key, origin in defaults.items() if key not in origins}
 
 
 def _validate_trial(tree: Tree, source: Source, schemas: Mapping[str, CheckSchema]) -> Config:
@@ -385,21 +375,13 @@ def _nested_model(annotation: Any) -> type[BaseModel] | None:
     return models[0] if len(models) == 1 else None
 
 
-_EXPECTED_TYPES = {  # type of pydantic's error → message in the words of YAML
-    "tuple_type": "expected a list, such as [a, b]",
-    "dict_type": "expected a mapping, such as {key: value}",
-    "model_type": "expected a mapping, such as {key: value}",
-    "missing": "required key is missing",
-}
-
-
 def _build(model: type[Model], tree: Any, source: Source, path: tuple[str, ...]) -> Model:
     try:
         return model.model_validate(tree)
     except ValidationError as error:
         details = error.errors()[0]
         location = (*path, *(str(part) for part in details["loc"]))
-        message = _EXPECTED_TYPES.get(details["type"]) or details["msg"].removeprefix("Value error, ")
+        message = validation_message(details)
         # A missing key has no value: the input is the whole group. Some messages of validators show the value already
         if location and details["type"] != "missing" and "(got " not in message:
             message = source.with_value(message, location, details["input"])

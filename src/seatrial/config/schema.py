@@ -1,38 +1,44 @@
 """The schema of a trial file. A comment gives the reason for each default that is not obvious."""
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, PlainSerializer, model_validator
 
-from seatrial.config.kubernetes import Kubernetes
+from seatrial.config.kubernetes import Kubernetes, matching
 from seatrial.model import Frozen, ParsedThreshold
+
+# A setting of a trial: its origin (a flag, variable or file), its dotted key and its value
+Override = tuple[str, str, Any]
 
 MAX_NAME_BYTES = 200  # the run directory is TIME-NAME: a file name has at most 255 bytes
 
 # At most a month: larger values are typing errors, and the system's timers do not accept some of them
-Seconds = Annotated[float, Field(gt=0, le=31 * 24 * 3600)]
-_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
+MAX_SECONDS = 31 * 24 * 3600
+Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
+_UNIT_SECONDS = {"d": 24 * 3600, "h": 3600, "m": 60, "s": 1}
 
 
 def _duration(value: object) -> object:
     """Return the seconds of a text such as ``30m``; other values unchanged."""
     if not isinstance(value, str):
         return value
-    if not (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd])\s*", value)):
-        raise ValueError("not a duration: expected a number and s, m, h or d, such as 30m")
-    return float(match[1]) * _UNIT_SECONDS[match[2]]
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd])\s*", value)
+    seconds = float(match[1]) * _UNIT_SECONDS[match[2]] if match else 0.0
+    if not 0 < seconds <= MAX_SECONDS:
+        raise ValueError("expected a number and s, m, h or d, such as 8m or 24h, above 0 and at most 31d")
+    return seconds
+
+
+def duration_setting(seconds: float) -> str:
+    """Return a duration as a setting such as ``budget`` accepts it: 180 → ``3m``, 86400 → ``24h``."""
+    unit = next((unit for unit in "hm" if seconds % _UNIT_SECONDS[unit] == 0), "s")
+    return f"{seconds / _UNIT_SECONDS[unit]:g}{unit}"
 
 
 def _folder_name(name: str) -> str:
     if not name.strip() or "/" in name or len(name.encode()) > MAX_NAME_BYTES:
         raise ValueError(f"part of the run directory's name: expected 1 to {MAX_NAME_BYTES} bytes without '/'")
-    return name
-
-
-def _variable_name(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise ValueError("not the name of an environment variable: expected letters, digits and _, no digit first")
     return name
 
 
@@ -48,6 +54,12 @@ Gigabits = Annotated[
     BeforeValidator(_gigabits),
     Field(gt=0, le=100_000),
     PlainSerializer(lambda value: f"{value} Gb/s", return_type=str),
+]
+
+
+VariableName = Annotated[
+    str,
+    matching(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable: letters, digits and _, no digit first"),
 ]
 
 
@@ -214,9 +226,7 @@ class Config(Frozen):
     environment: Environment = Environment()
     container: Container = Container()
     telemetry: Telemetry = Telemetry()
-    env: dict[Annotated[str, AfterValidator(_variable_name)], str] = Field(
-        default={}, description="variables for the workers, such as NCCL_DEBUG"
-    )
+    env: dict[VariableName, str] = Field(default={}, description="variables for the workers, such as NCCL_DEBUG")
     checks: dict[str, CheckSettings]
 
     @model_validator(mode="after")

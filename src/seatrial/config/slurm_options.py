@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
-from seatrial.config.schema import JobPlacement
+from seatrial.config.schema import JobPlacement, Override
 
 # Settings of JobPlacement that sbatch also reads from the environment: sbatch(1), INPUT ENVIRONMENT VARIABLES
 _IN_ENVIRONMENT = ("partition", "account", "qos", "reservation", "constraint")
@@ -31,14 +30,10 @@ def option_lines(options: Iterable[tuple[str, object]], quote: Callable[[str], s
     return [f"--{name}={quote(str(value))}" for name, value in options if value is not None]
 
 
-def environment_overrides(environ: Mapping[str, str]) -> list[tuple[str, str, Any]]:
+def environment_overrides(environ: Mapping[str, str]) -> list[Override]:
     """Return (variable, key, value) for each SBATCH_* variable that overrides a setting, as it does in a job script."""
-    variables = {name: f"SBATCH_{name.upper()}" for name in _IN_ENVIRONMENT}
-    return [
-        (f"${variable}", f"slurm.{name}", environ[variable])
-        for name, variable in variables.items()
-        if environ.get(variable)
-    ]
+    variables = {f"SBATCH_{name.upper()}": f"slurm.{name}" for name in _IN_ENVIRONMENT}
+    return [(f"${variable}", key, environ[variable]) for variable, key in variables.items() if environ.get(variable)]
 
 
 def setting_of_option(option: str) -> str | None:

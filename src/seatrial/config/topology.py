@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, ValidationError
 
 from seatrial.config.strict_yaml import parse_yaml
 from seatrial.model import Frozen, Topology, UsageError, first_validation_error
@@ -35,25 +35,31 @@ class _Switch:
     children: tuple[str, ...] = ()
 
 
+def _expand(text: object) -> tuple[str, ...]:
+    if not isinstance(text, str):
+        raise ValueError("expected a list of hosts as text, such as n[1-4,7]")
+    return tuple(hostlist.expand(text)) if text else ()
+
+
+_Hosts = Annotated[tuple[str, ...], BeforeValidator(_expand)]
+
+
 class _SwitchEntry(Frozen):
     """The value of a switch in a YAML file. Each field is a hostlist.
 
-    With ``rails`` the entry stands for several leaf switches: one for each GPU of its nodes.
+    With ``rails`` the entry stands for several leaf switches, one per rail: their names in the order of the GPUs.
     """
 
-    nodes: str = ""
-    switches: str = ""
-    rails: str = Field(
-        default="",
-        description="names of the leaf switches, one per rail, in the order of the GPUs",
-    )
+    nodes: _Hosts = ()
+    switches: _Hosts = ()
+    rails: _Hosts = ()
 
 
 class _File(Frozen):
     """A YAML file of racks and switches. ``racks``: name → nodes, as one of Slurm's hostlists."""
 
     switches: dict[str, _SwitchEntry] = {}
-    racks: dict[str, str] = {}
+    racks: dict[str, _Hosts] = {}
 
 
 def read_file(path: str) -> Topology:
@@ -97,10 +103,9 @@ def _parse_yaml(text: str, source: str) -> Topology:
         file = _File.model_validate(document)
     except ValidationError as error:
         raise ValueError(first_validation_error(error)) from error
-    switches = [_Switch(name, _expand(entry.nodes), _expand(entry.switches)) for name, entry in file.switches.items()]
-    racks = {rack: _expand(nodes) for rack, nodes in file.racks.items()}
-    rails = {name: _expand(entry.rails) for name, entry in file.switches.items() if entry.rails}
-    return _topology(switches, source, racks, rails)
+    switches = [_Switch(name, entry.nodes, entry.switches) for name, entry in file.switches.items()]
+    rails = {name: entry.rails for name, entry in file.switches.items() if entry.rails}
+    return _topology(switches, source, file.racks, rails)
 
 
 def _slurm_switches(topologies: list[Any]) -> Iterable[_Switch]:
@@ -116,17 +121,9 @@ def _slurm_switches(topologies: list[Any]) -> Iterable[_Switch]:
     entries = plugin.get(list_key) if isinstance(plugin, dict) else None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) and entry.get(name_key) for entry in entries):
         raise ValueError(f"topology {selected.get('topology')}: expected a list of entries with the key {name_key}")
-    switches = []
-    for entry in entries:
-        children = entry.get("children") if name_key == "switch" else None
-        switches.append(
-            _Switch(str(entry[name_key]), _expand(str(entry.get("nodes") or "")), _expand(str(children or "")))
-        )
-    return switches
-
-
-def _expand(text: str) -> tuple[str, ...]:
-    return tuple(hostlist.expand(text)) if text else ()
+    hosts = {key: [_expand(str(entry.get(key) or "")) for entry in entries] for key in ("nodes", "children")}
+    names = [str(entry[name_key]) for entry in entries]
+    return list(map(_Switch, names, hosts["nodes"], hosts["children"]))
 
 
 def _topology(

@@ -7,6 +7,8 @@ can be read although it contains ``=`` and blanks.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -22,7 +24,7 @@ from seatrial.discover.slurm_facts import (
     SlurmNode,
     parse_gres,
 )
-from seatrial.model import Frozen, first_validation_error
+from seatrial.model import Frozen, SeatrialError, first_validation_error
 
 R = TypeVar("R", bound=Frozen)
 Record = dict[str, str]
@@ -34,6 +36,13 @@ _FREE_TEXT_OF_JOB |= {"Command", "WorkDir", "StdErr", "StdIn", "StdOut"}
 _PING = re.compile(r"Slurmctld\((\w+)\) at (\S+) is (UP|DOWN)")
 _SETTING = re.compile(r"(\S+)\s*= ?(.*)")
 _ALLOCATION = re.compile(r"^\s+Nodes=(\S+) CPU_IDs=(\S+) Mem=(\d+)(?: GRES=(\S*))?", re.MULTILINE)
+
+
+class UnexpectedOutput(SeatrialError, ValueError):
+    """A record that lacks a key or has an unexpected value; the message names the record and a command that prints it.
+
+    Also a ValueError, so that callers which only want additional information can ignore it together with others.
+    """
 
 
 def parse_pings(text: str) -> tuple[Ping, ...]:
@@ -51,44 +60,51 @@ def parse_settings(text: str) -> Settings:
 
 
 def parse_nodes(text: str) -> tuple[SlurmNode, ...]:
-    """The nodes in the output of ``scontrol show nodes``. Raises ValueError on an unexpected record."""
-    return _parsed(SlurmNode, text, "NodeName", _FREE_TEXT_OF_NODE)
+    """The nodes in the output of ``scontrol show nodes``. Raises UnexpectedOutput."""
+    return _parsed(SlurmNode, text, "node", "NodeName", _FREE_TEXT_OF_NODE)
 
 
 def parse_partitions(text: str) -> tuple[Partition, ...]:
-    """The partitions in the output of ``scontrol show partitions``. Raises ValueError on an unexpected record."""
-    return _parsed(Partition, text, "PartitionName", set())
+    """The partitions in the output of ``scontrol show partitions``. Raises UnexpectedOutput."""
+    return _parsed(Partition, text, "partition", "PartitionName", set())
 
 
 def parse_jobs(text: str) -> tuple[JobRecord, ...]:
-    """The jobs in the output of ``scontrol show jobs``. Raises ValueError on an unexpected record."""
-    jobs = _parsed(JobRecord, text, "JobId", _FREE_TEXT_OF_JOB)
+    """The jobs in the output of ``scontrol show jobs``. Raises UnexpectedOutput."""
+    jobs = _parsed(JobRecord, text, "job", "JobId", _FREE_TEXT_OF_JOB)
     return tuple(job.model_copy(update={"reason": job.reason.replace("_", " ")}) for job in jobs)  # "_": a blank
 
 
 def parse_allocations(text: str) -> tuple[AllocatedResources, ...]:
     """The allocations in the output of ``scontrol --details show job``: one per group of nodes with equal resources.
 
-    Raises ValueError on an unexpected list of CPUs or GRES.
+    Raises UnexpectedOutput for an invalid list of CPUs or GRES.
     """
-    return tuple(
-        AllocatedResources(
-            nodes=nodes,
-            cpus=len(parse_id_list(cpu_ids)),  # Slurm's numbers of CPUs, not the kernel's: only their count is used
-            memory_bytes=int(mebibytes) * 2**20,
-            gres=parse_gres(gres),
+    with _unexpected_output("scontrol --details show job"):
+        return tuple(
+            AllocatedResources(
+                nodes=nodes,
+                cpus=len(parse_id_list(cpu_ids)),  # Slurm's numbers of CPUs, not the kernel's: only their count is used
+                memory_bytes=int(mebibytes) * 2**20,
+                gres=parse_gres(gres),
+            )
+            for nodes, cpu_ids, mebibytes, gres in _ALLOCATION.findall(text)
         )
-        for nodes, cpu_ids, mebibytes, gres in _ALLOCATION.findall(text)
-    )
 
 
 SACCT_FIELDS = ("JobIDRaw", "State", "ExitCode", "NodeList", "TimelimitRaw", "Start", "Reason")
 
 
 def parse_sacct(text: str) -> tuple[JobRecord, ...]:
-    """The jobs in the output of ``sacct -X -n -P`` with SACCT_FIELDS. Raises ValueError on an unexpected line."""
-    rows = [line.split("|") for line in text.splitlines() if line.strip()]
-    return tuple(_sacct_job(dict(zip(SACCT_FIELDS, row, strict=True))) for row in rows)
+    """The jobs in the output of ``sacct -X -n -P`` with SACCT_FIELDS. Raises UnexpectedOutput."""
+    jobs = []
+    for line in filter(str.strip, text.splitlines()):
+        values = line.split("|")
+        with _unexpected_output(f"sacct --parsable2 --jobs {values[0]} --format {','.join(SACCT_FIELDS)}"):
+            if len(values) != len(SACCT_FIELDS):
+                raise ValueError(f"expected {len(SACCT_FIELDS)} fields (got {line!r})")
+            jobs.append(_sacct_job(dict(zip(SACCT_FIELDS, values, strict=True))))
+    return tuple(jobs)
 
 
 def _sacct_job(row: Record) -> JobRecord:
@@ -104,12 +120,23 @@ def _sacct_job(row: Record) -> JobRecord:
     )
 
 
-def _parsed(kind: type[R], text: str, first_key: str, free_text: set[str]) -> tuple[R, ...]:
-    """The records of ``_records``. Raises ValueError if one lacks a key or has an unexpected value."""
+def _parsed(kind: type[R], text: str, noun: str, first_key: str, free_text: set[str]) -> tuple[R, ...]:
+    """The records of ``_records``. Raises UnexpectedOutput."""
+    parsed = []
+    for record in _records(text, first_key, free_text):
+        with _unexpected_output(f"scontrol show {noun} {record[first_key]}"):
+            parsed.append(kind.model_validate(record))
+    return tuple(parsed)
+
+
+@contextmanager
+def _unexpected_output(command: str) -> Iterator[None]:
+    """Raise UnexpectedOutput for a ValueError; ``command``: prints the record."""
     try:
-        return tuple(map(kind.model_validate, _records(text, first_key, free_text)))
-    except ValidationError as error:
-        raise ValueError(first_validation_error(error)) from error
+        yield
+    except ValueError as error:
+        problem = first_validation_error(error) if isinstance(error, ValidationError) else error
+        raise UnexpectedOutput(f"unexpected output of Slurm: {problem}. Run first: {command}") from error
 
 
 def _records(text: str, first_key: str, free_text: set[str]) -> list[Record]:

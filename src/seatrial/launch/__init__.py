@@ -6,14 +6,12 @@ A launcher is imported when a trial uses it: `seatrial render` starts faster wit
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 from seatrial.config import kubernetes_pod
-from seatrial.config.schema import Config, Container, Environment
+from seatrial.config.schema import Cluster, Config, Container, Environment
 from seatrial.config.slurm_options import srun_command
 from seatrial.launch.base import Launcher
-from seatrial.model import NodeShortage, UsageError
+from seatrial.model import UsageError
 
 
 def runs_remotely(settings: Config) -> bool:
@@ -51,16 +49,19 @@ def select_launcher(settings: Config, placement: str) -> Launcher:
     Raises UsageError if the launcher is not available here.
     """
     if placement == "control":
-        # Control checks submit jobs from this host, so they do not use the environment or container of the trial
-        defaults = {"environment": Environment(), "container": Container()}
-        nodes, launcher = 1, _launcher("local", settings.model_copy(update=defaults))
+        # Control checks submit jobs from this host, so they use neither nodes, environment nor container of the trial
+        defaults = {"cluster": Cluster(), "environment": Environment(), "container": Container()}
+        launcher = _launcher("local", settings.model_copy(update=defaults))
     else:
-        nodes = settings.cluster.nodes
-        launcher = _launcher("slurm" if settings.uses_slurm else settings.launcher, settings)
-    reason = launcher.unavailable_reason(nodes)
-    if reason:
+        launcher = trial_launcher(settings)
+    if reason := launcher.unavailable_reason():
         raise UsageError(f"launcher {launcher.name} is not available: {reason}")
     return launcher
+
+
+def trial_launcher(settings: Config) -> Launcher:
+    """Return the launcher for the jobs of a trial on nodes, whether it is available here or not."""
+    return _launcher("slurm" if settings.uses_slurm else settings.launcher, settings)
 
 
 def _launcher(name: str, settings: Config) -> Launcher:
@@ -79,51 +80,3 @@ def _launcher(name: str, settings: Config) -> Launcher:
     from seatrial.launch.local import LocalLauncher
 
     return LocalLauncher(settings)
-
-
-def check_access(settings: Config) -> None:
-    """Raise UsageError if the trial's jobs cannot be started: no kubectl, permission or operator, or no slurm.conf."""
-    if settings.launcher == "kubernetes":
-        from seatrial.launch.kubernetes import require_access
-
-        require_access(settings)
-    elif settings.uses_slurm:
-        from seatrial.launch.slurm import require_client
-
-        try:
-            require_client()
-        except UsageError as error:
-            if settings.launcher != "auto":
-                raise
-            raise UsageError(
-                f"--nodes {settings.cluster.nodes} needs a launcher for several nodes: --launcher slurm, torchrun or "
-                f"kubernetes. auto has chosen slurm, but {error}"
-            ) from error
-
-
-def node_shortage(settings: Config) -> NodeShortage | None:
-    """Return the nodes that need an administrator or are reserved for others; None if enough other nodes are left.
-
-    Without Slurm always None. Raises SeatrialError if the scheduler cannot be queried, ValueError on unexpected output.
-    """
-    if not settings.uses_slurm:
-        return None
-    from seatrial.discover.slurm_nodes import candidate_nodes
-
-    return candidate_nodes(settings.slurm).shortage(settings.cluster.nodes)
-
-
-def cancel_earlier_jobs(settings: Config, run_dir: Path) -> Iterator[str]:
-    """Cancel the jobs that a killed run in this directory left in the scheduler; yield a message before each job.
-
-    A local job ends with the run that started it (``processes.die_with_parent``). Raises SeatrialError if a job
-    cannot be cancelled.
-    """
-    if settings.uses_slurm:
-        from seatrial.launch.slurm_job import cancel_remaining_jobs
-
-        yield from cancel_remaining_jobs(run_dir, settings)
-    elif settings.launcher == "kubernetes":
-        from seatrial.launch.kubernetes_job import delete_remaining_jobs
-
-        yield from delete_remaining_jobs(run_dir, settings)

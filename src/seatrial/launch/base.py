@@ -5,15 +5,20 @@ A new launcher is one file in this folder, and an entry in ``_launcher`` (__init
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from seatrial.config.schema import Config
 from seatrial.launch import container
+from seatrial.launch.collect import Collector
 from seatrial.model import Frozen, Job, JobFailure, NodeShortage, SeatrialError
 from seatrial.util.processes import CommandResult
 
+TOKEN = "token"  # file in an attempt's folder with the attempt's random token, by which its job is found
 # Seconds without an answer of the scheduler until a message is shown, and until the job counts as failed
 OUTAGE_MESSAGE_S, OUTAGE_LIMIT_S = 10.0, 600.0
 
@@ -23,6 +28,7 @@ class RenderedJob(Frozen):
 
     argv: tuple[str, ...]
     text: str
+    nodes: int = 1
 
 
 class WaitState(Frozen):
@@ -39,16 +45,6 @@ class WaitState(Frozen):
     pending: bool = False
     shortage: NodeShortage | None = None
     failures: tuple[JobFailure, ...] = ()  # known causes why the job does not start
-
-
-def unknown_state(subject: str, seconds: float, error: str) -> WaitState | None:
-    """Return the state of a job whose scheduler has not answered for ``seconds``, if that is worth a message."""
-    if not error or seconds <= OUTAGE_MESSAGE_S:
-        return None
-    permanent = seconds > OUTAGE_LIMIT_S
-    duration = f" for {seconds:.0f} s" if permanent else ""
-    reason = f"the state of {subject} is unknown{duration}: {error}"
-    return WaitState(reason=reason, permanent=permanent, seconds=seconds)
 
 
 class JobRefused(SeatrialError):
@@ -129,6 +125,54 @@ class StartedJob(ABC):
         """
 
 
+@dataclass
+class ScheduledJob(StartedJob):
+    """A job that runs on while its scheduler does not answer. Times are of the monotonic clock.
+
+    ``poll_s``: time between two queries.
+    """
+
+    poll_s: ClassVar[float]
+    collector: Collector = field(init=False)
+    _last_query: float = field(default=0.0, init=False)
+    _last_response: float = field(default_factory=time.monotonic, init=False)
+    _query_error: str = field(default="", init=False)  # of the last query; empty if the scheduler answered
+
+    @abstractmethod
+    def _read_state(self) -> None:
+        """Query the state of the job. Raises SeatrialError or ValueError."""
+
+    def _query(self, now: bool = False) -> None:
+        """Query the state, at most once per ``poll_s`` unless ``now``."""
+        if not now and time.monotonic() - self._last_query < self.poll_s:
+            return
+        try:
+            self._read_state()
+            self._query_error, self._last_response = "", time.monotonic()
+        except (SeatrialError, ValueError) as error:
+            self._query_error = str(error)
+        self._last_query = time.monotonic()  # after the answer, which may take long
+
+    def _outage(self, subject: str) -> WaitState | None:
+        """Return the state of ``subject``, this job, if the outage of the scheduler is long enough for a message."""
+        seconds = time.monotonic() - self._last_response
+        if not self._query_error or seconds <= OUTAGE_MESSAGE_S:
+            return None
+        permanent = seconds > OUTAGE_LIMIT_S
+        duration = f" for {seconds:.0f} s" if permanent else ""
+        reason = f"the state of {subject} is unknown{duration}: {self._query_error}"
+        return WaitState(reason=reason, permanent=permanent, seconds=seconds)
+
+    def run_on_nodes(self, script: str, attempt: Path, limit_s: float) -> CommandResult:
+        return self.collector.run_script(script, attempt, limit_s)
+
+
+def token_files(run_dir: Path) -> Iterator[Path]:
+    """Yield the files with tokens of all attempts; ``run_dir``: a run directory, or the folder of one attempt."""
+    yield from run_dir.glob(TOKEN)
+    yield from run_dir.rglob(f"attempt*/{TOKEN}")
+
+
 class Launcher(ABC):
     """Starts ``seatrial.worker`` on the nodes of a job. ``runtimes``: those of containers that it supports."""
 
@@ -138,10 +182,30 @@ class Launcher(ABC):
     def __init__(self, settings: Config) -> None:
         self._settings = settings
 
-    def unavailable_reason(self, nodes: int) -> str | None:
-        """Return why this launcher cannot start jobs on this number of nodes; None if it can."""
-        del nodes  # checked by a scheduler, or chosen by the user
+    def unavailable_reason(self) -> str | None:
+        """Return why this launcher cannot start jobs of the trial; None if it can."""
         return container.unsupported_reason(self._settings, self.runtimes)
+
+    def require_access(self) -> None:
+        """Raise UsageError if jobs cannot be started from here: no client, permission or operator, or no slurm.conf."""
+        return  # without a scheduler nothing is needed
+
+    def node_shortage(self) -> NodeShortage | None:
+        """Return the nodes that need an administrator or are reserved for others; None if enough other nodes are left.
+
+        Raises SeatrialError if the scheduler cannot be queried.
+        """
+        return None
+
+    def cancel_earlier_jobs(self, folder: Path) -> Iterator[str]:
+        """Cancel the jobs that a killed run left in the scheduler, and wait for their end; yield a message before each.
+
+        ``folder``: the run directory, or the folder of one attempt. A local job ends with the run that started it
+        (``processes.die_with_parent``). Raises SeatrialError if the scheduler cannot be queried or a job cannot be
+        cancelled, since files that it writes later would count as results of this run.
+        """
+        del folder
+        yield from ()
 
     @abstractmethod
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:

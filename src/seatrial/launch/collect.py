@@ -22,11 +22,12 @@ import shutil
 import tarfile
 import time
 import zlib
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 from seatrial.util import hostlist, processes
 from seatrial.util.files import atomic_write
@@ -88,7 +89,8 @@ exit 0
 """
 
 
-class Transport(Protocol):
+@dataclass
+class Transport(ABC):
     """Carries the lines of NODE_SCRIPT from the nodes of one job, and runs commands on them.
 
     ``nodes``: the scheduler's node list, once known. ``test_command``: a command by which a user can test the
@@ -98,24 +100,29 @@ class Transport(Protocol):
     step must be started again.
     """
 
-    name: str
-    nodes: str
-    starts_at_once: bool
-    keeps_files: bool
-    errors: dict[int, str]
+    name: ClassVar[str]
+    starts_at_once: ClassVar[bool] = False
+    keeps_files: ClassVar[bool] = False
+    nodes: str = field(default="", kw_only=True)
+    errors: dict[int, str] = field(default_factory=dict, kw_only=True)
 
     @property
-    def needs_restart(self) -> bool: ...
+    def needs_restart(self) -> bool:
+        return False
 
     @property
+    @abstractmethod
     def test_command(self) -> str: ...
 
+    @abstractmethod
     def step(self, node_dir: str, limit_bytes: int) -> list[str]:
         """Return the command that prints the lines of all nodes; a command that ends too early is started again."""
 
+    @abstractmethod
     def payload(self, line: bytes) -> bytes | None:
         """Return the line of NODE_SCRIPT in a line of the step's output; None if it has none, or was read before."""
 
+    @abstractmethod
     def command(self, *argv: str) -> list[str]:
         """Return the command that runs ``argv`` once per node, concurrently with the job, and prints all output."""
 

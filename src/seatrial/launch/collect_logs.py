@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass, field
 
 from seatrial.discover.kubectl import Kubectl, pod_log_error
-from seatrial.launch.collect import NODE_SCRIPT
+from seatrial.launch.collect import NODE_SCRIPT, Transport
 
 # A kubelet rotates a log of 10 MiB by default (containerLogMaxSize), and kubectl reads the latest file only
 POD_LIMIT_BYTES = 6 * 2**20  # compressed; 8 MiB in base64
@@ -97,19 +97,18 @@ def send_results(nodes: int) -> str:
 
 
 @dataclass
-class LogTransport:
-    """Follows the logs of the pods of one job and returns the lines of their packages, each once and in order."""
+class LogTransport(Transport):
+    """Follows the logs of the pods of one job and returns the lines of their packages, each once and in order.
 
+    ``nodes``: names of the pods, separated by commas. ``errors``: kubectl's last error for the log of a pod.
+    """
+
+    name, starts_at_once, keeps_files = "kubectl logs", True, True
     kubectl: Kubectl
     selector: str
     container: str
     token: str
     pods: int
-    nodes: str = ""  # names of the pods, separated by commas
-    name: str = "kubectl logs"
-    starts_at_once: bool = True
-    keeps_files: bool = True
-    errors: dict[int, str] = field(default_factory=dict)  # index of a pod → kubectl's last error for its log
     _last_number: dict[bytes, int] = field(default_factory=dict)  # node → number of its last line
     _last_complete: dict[bytes, int] = field(default_factory=dict)  # node → number of the last line of its last package
     _package_times: dict[bytes, str] = field(default_factory=dict)  # node → timestamp of the same line
@@ -122,7 +121,6 @@ class LogTransport:
 
     @property
     def test_command(self) -> str:
-        """A command by which a user can test the transport."""
         return self.kubectl.command_text("logs", f"--selector={self.selector}", "--tail=1")
 
     def step(self, node_dir: str, limit_bytes: int) -> list[str]:

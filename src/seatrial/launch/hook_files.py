@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Collection
 from typing import NamedTuple
 
-from seatrial.launch.script import template
+from seatrial.launch.script import option_texts, template
 
 EXTRA_WAIT_S = 2  # if seatrial hangs, the script ends this long after seatrial's own time limit
 HEALTH_INTERVAL_S = 300  # seconds between two health checks of a node
@@ -36,21 +36,14 @@ class HookSite(NamedTuple):
     soperator_tag: str = ""  # image tag of soperator's check jobs; empty: no ActiveCheck
 
 
-class _Script(NamedTuple):
-    """A script that Slurm calls: `seatrial hook KIND`. ``on_failure``: Slurm's action on exit code 1."""
-
-    kind: str
-    title: str
-    on_failure: str
-
-
-_SLURM_SCRIPTS = (
-    _Script(
-        "prolog", "Prolog of slurm.conf: checks this node before a job.", "Slurm drains the node and requeues the job"
+_SLURM_SCRIPTS = {  # kind → title of the script `seatrial hook KIND`, and Slurm's action on exit code 1
+    "prolog": (
+        "Prolog of slurm.conf: checks this node before a job.",
+        "Slurm drains the node and requeues the job",
     ),
-    _Script("epilog", "Epilog of slurm.conf: checks this node after a job.", "Slurm drains the node"),
-    _Script("health", "HealthCheckProgram of slurm.conf: checks this node.", "Slurm only logs it"),
-)
+    "epilog": ("Epilog of slurm.conf: checks this node after a job.", "Slurm drains the node"),
+    "health": ("HealthCheckProgram of slurm.conf: checks this node.", "Slurm only logs it"),
+}
 
 
 def render(site: HookSite, callers: Collection[str] = CALLERS) -> dict[str, str]:
@@ -66,11 +59,12 @@ def render(site: HookSite, callers: Collection[str] = CALLERS) -> dict[str, str]
     }
     if "npd" in callers:
         callers = {*callers, "systemd"}
+    command = _command(site, '"$kind"', "slurm", _OPTION_SEPARATOR)
     files = {
-        f"{script.kind}.sh": template("hook/hook.sh.j2").render(
-            values, contexts=False, command=_command(site, '"$kind"', "slurm", _OPTION_SEPARATOR), **script._asdict()
+        f"{kind}.sh": template("hook/hook.sh.j2").render(
+            values, contexts=False, command=command, kind=kind, title=title, on_failure=on_failure
         )
-        for script in _SLURM_SCRIPTS
+        for kind, (title, on_failure) in _SLURM_SCRIPTS.items()
     }
     files["slurm.conf.lines"] = template("hook/slurm.conf.lines.j2").render(values)
     files |= _soperator(site, values)
@@ -103,17 +97,18 @@ def _soperator(site: HookSite, values: dict[str, object]) -> dict[str, str]:
 
 def _command(site: HookSite, kind: str, caller: str, separator: str = " ") -> str:
     """Return the command line of a hook. ``kind``: already quoted for the shell; ``separator``: before each option."""
-    options: list[tuple[str, object]] = [
-        ("--caller", caller),
-        ("--gpus-per-node", site.gpus_per_node),
-        ("--gpu-model", site.gpu_model),
-        ("--nodes", site.nodes),
-        ("--state-dir", site.state_dir),
-        ("--drain-share", f"{site.drain_share:g}" if site.state_dir else None),
-        ("--drain-window", f"{site.drain_window_min:g}" if site.state_dir else None),
-        ("--time-limit", site.time_limit_s),
-        ("--records", site.records),
-    ]
-    arguments = [f"{name} {shlex.quote(str(value))}" for name, value in options if value is not None]
+    arguments = option_texts(
+        [
+            ("--caller", caller),
+            ("--gpus-per-node", site.gpus_per_node),
+            ("--gpu-model", site.gpu_model),
+            ("--nodes", site.nodes),
+            ("--state-dir", site.state_dir),
+            ("--drain-share", f"{site.drain_share:g}" if site.state_dir else None),
+            ("--drain-window", f"{site.drain_window_min:g}" if site.state_dir else None),
+            ("--time-limit", site.time_limit_s),
+            ("--records", site.records),
+        ]
+    )
     arguments += ["--fail-closed"] if site.fail_closed else []
     return separator.join([f"{shlex.quote(site.seatrial)} hook {kind}", *arguments])

@@ -5,23 +5,23 @@ seatrial creates, watches and deletes its own objects, which it finds by their l
 
 from __future__ import annotations
 
+import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from seatrial.config.kubernetes_pod import container_name
-from seatrial.config.schema import Config
-from seatrial.discover.kubectl import ApiUnavailable, KubectlError
+from seatrial.discover.kubectl import ApiUnavailable, Kubectl, KubectlError
 from seatrial.discover.kubernetes_messages import job_failures
-from seatrial.launch.base import JobRefused, Launcher, RenderedJob
+from seatrial.launch.base import TOKEN, JobRefused, Launcher, RenderedJob, token_files
 from seatrial.launch.kubernetes_job import (
+    DELETE_LIMIT_S,
     OBJECTS,
     RESOURCES,
-    TOKEN,
     TOKEN_LABEL,
-    Identity,
+    AttemptObjects,
     KubernetesJob,
     job_place,
     kubectl,
@@ -32,6 +32,7 @@ from seatrial.launch.kubernetes_objects import RUN_LABEL, kubernetes_objects, ma
 from seatrial.model import Job, SeatrialError, UsageError
 from seatrial.util.files import atomic_write
 from seatrial.util.secrets import PRIVATE
+from seatrial.util.text import and_more
 
 # Setting → the resource that it needs, the operator that brings it, and what else the user can do
 _OPERATORS = {
@@ -47,35 +48,67 @@ class KubernetesLauncher(Launcher):
 
     name = "kubernetes"
 
-    def unavailable_reason(self, nodes: int) -> str | None:
-        del nodes  # checked by the scheduler
+    def unavailable_reason(self) -> str | None:
         return None  # `seatrial render` needs no cluster; require_access tests the access before the first job
 
+    def require_access(self) -> None:
+        settings = self._settings
+        client, resource = kubectl(settings), RESOURCES[workload_kind(settings)]
+        used_settings = [f"kubernetes.workload is {settings.kubernetes.workload}"]
+        used_settings += ["kubernetes.kueue is set"] if settings.kubernetes.kueue else []
+        try:
+            for setting in used_settings:
+                if setting in _OPERATORS:  # else Job, a part of Kubernetes itself
+                    _require_operator(client, setting)
+            actions = ("create", "list", "delete")
+            permissions = [(action, resource) for action in actions] + [(action, "services") for action in actions]
+            refused = client.refusals(*permissions, ("list", "pods"), ("get", "pods/log"))
+        except KubectlError as error:
+            raise UsageError(f"launcher kubernetes is not available: {error}") from None
+        if refused:
+            place = f"namespace {settings.kubernetes.namespace or 'of the context'}"
+            raise UsageError(
+                f"this user may not {', '.join(refused)} in {place}: a role with these permissions is in "
+                f"deploy/kubernetes. Run first: {client.command_text('auth', 'can-i', '--list')}"
+            )
+
+    def cancel_earlier_jobs(self, folder: Path) -> Iterator[str]:
+        """Only objects with the token of one of the run's attempts are deleted."""
+        for path in [*token_files(folder)]:
+            objects = AttemptObjects(self._settings, path.read_text(encoding="utf-8"))
+            if left := objects.remaining():
+                yield f"{and_more(left, 4)} of an earlier run in {folder} has not ended: deleting it"
+                objects.delete()
+                deadline = time.monotonic() + DELETE_LIMIT_S
+                while left := objects.remaining():
+                    if time.monotonic() > deadline:
+                        raise SeatrialError(
+                            f"an earlier run may still use nodes: {and_more(left, 8)} still exists. "
+                            f"Run first: {objects.delete_command}"
+                        )
+                    time.sleep(0.2)
+            path.unlink()
+
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
-        return RenderedJob(argv=(), text=manifest(kubernetes_objects(self._settings, job, run_dir, attempt)))
+        text = manifest(kubernetes_objects(self._settings, job, run_dir, attempt))
+        return RenderedJob(argv=(), text=text, nodes=job.nodes)
 
     def start(self, rendered: RenderedJob, folder: Path) -> KubernetesJob:
         client, token, objects_file = kubectl(self._settings), uuid.uuid4().hex, folder / OBJECTS
         objects = [_with_token(item, token) for item in yaml.safe_load_all(rendered.text)]
         workload = objects[-1]
-        identity = Identity(
-            kind=workload["kind"],
-            name=workload["metadata"]["name"],
-            container=container_name(self._settings.kubernetes),
-            pods=_pod_count(workload),
-            token=token,
-        )
+        name = workload["metadata"]["name"]
         atomic_write(objects_file, manifest(tuple(objects)).encode(), mode=PRIVATE)
-        atomic_write(folder / TOKEN, token.encode(), mode=PRIVATE)  # delete_remaining_jobs finds the objects by it
-        job = KubernetesJob(identity, self._settings, folder)
+        atomic_write(folder / TOKEN, token.encode(), mode=PRIVATE)  # cancel_earlier_jobs finds the objects by it
+        job = KubernetesJob(name, rendered.nodes, token, self._settings, folder)
         try:
             client.run("create", f"--filename={objects_file}")  # not `apply`, which would change objects of this name
         except BaseException as error:  # Ctrl-C, or some objects refused: the others may exist
             remaining = job.cancel()
             if isinstance(error, KubectlError) and error.reason == "AlreadyExists":
-                command = client.command_text("get", RESOURCES[identity.kind], identity.name, "--show-labels")
+                command = client.command_text("get", RESOURCES[workload["kind"]], name, "--show-labels")
                 raise SeatrialError(
-                    f"{identity.name} exists already and is not of this run; it is left unchanged: choose another "
+                    f"{name} exists already and is not of this run; it is left unchanged: choose another "
                     f"--out. Run first: {command}"
                 ) from None
             if isinstance(error, KubectlError):
@@ -89,32 +122,14 @@ class KubernetesLauncher(Launcher):
         return job
 
 
-def require_access(settings: Config) -> None:
-    """Raise UsageError if the API server does not answer, or if this user may not run the trial's workload."""
-    client, resource = kubectl(settings), RESOURCES[workload_kind(settings)]
-    used_settings = [f"kubernetes.workload is {settings.kubernetes.workload}"]
-    used_settings += ["kubernetes.kueue is set"] if settings.kubernetes.kueue else []
-    try:
-        for setting in used_settings:
-            if setting not in _OPERATORS:  # Job is a part of Kubernetes itself
-                continue
-            needed_resource, operator, alternative = _OPERATORS[setting]
-            plural, _, group = needed_resource.partition(".")
-            if needed_resource not in client.run("api-resources", f"--api-group={group}", "--output=name").split():
-                raise UsageError(
-                    f"{setting}, but the cluster has no {plural} of {group}: install {operator}, or {alternative}. "
-                    f"Run first: {client.command_text('api-resources', f'--api-group={group}')}"
-                )
-        actions = ("create", "list", "delete")
-        permissions = [(action, resource) for action in actions] + [(action, "services") for action in actions]
-        refused = client.refusals(*permissions, ("list", "pods"), ("get", "pods/log"))
-    except KubectlError as error:
-        raise UsageError(f"launcher kubernetes is not available: {error}") from None
-    if refused:
-        place = f"namespace {settings.kubernetes.namespace or 'of the context'}"
+def _require_operator(client: Kubectl, setting: str) -> None:
+    """Raise UsageError if the cluster lacks the resource that this setting needs."""
+    needed_resource, operator, alternative = _OPERATORS[setting]
+    plural, _, group = needed_resource.partition(".")
+    if needed_resource not in client.run("api-resources", f"--api-group={group}", "--output=name").split():
         raise UsageError(
-            f"this user may not {', '.join(refused)} in {place}: a role with these permissions is in "
-            f"deploy/kubernetes. Run first: {client.command_text('auth', 'can-i', '--list')}"
+            f"{setting}, but the cluster has no {plural} of {group}: install {operator}, or {alternative}. "
+            f"Run first: {client.command_text('api-resources', f'--api-group={group}')}"
         )
 
 
@@ -133,11 +148,3 @@ def _with_token(item: Any, token: str) -> Any:
     if RUN_LABEL in (item.get("labels") or {}):
         changed["labels"][TOKEN_LABEL] = label_value(token)
     return changed
-
-
-def _pod_count(workload: Any) -> int:
-    """Return the number of pods, from the field ``completions`` (Job) or ``numNodes`` (TrainJob) at any depth."""
-    if isinstance(workload, dict):
-        counts = [workload[key] for key in ("completions", "numNodes") if key in workload]
-        return int(counts[0]) if counts else max(map(_pod_count, workload.values()), default=0)
-    return max(map(_pod_count, workload), default=0) if isinstance(workload, list) else 0

@@ -9,27 +9,25 @@ import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from seatrial.config.kubernetes import GPU_RESOURCE
-from seatrial.config.kubernetes_pod import image
+from seatrial.config.kubernetes_pod import container_name, image
 from seatrial.config.schema import Config
 from seatrial.discover.kubectl import Kubectl, KubectlError
 from seatrial.discover.kubernetes_messages import Place, job_failures
 from seatrial.launch import pod_states
-from seatrial.launch.base import Allocation, StartedJob, WaitState, unknown_state
+from seatrial.launch.base import TOKEN, Allocation, ScheduledJob, WaitState
 from seatrial.launch.collect import STOP_TIMEOUT_S, Collector
 from seatrial.launch.collect_logs import NODE_DIR, POD_LIMIT_BYTES, LogTransport
 from seatrial.launch.pod_states import Object
 from seatrial.model import JobFailure, SeatrialError
-from seatrial.util import processes
 from seatrial.util.files import atomic_write
 from seatrial.util.text import and_more
 
-# Files in an attempt's folder: the objects that the attempt creates, and the attempt's random token
-OBJECTS, TOKEN = "objects.yaml", "token"
+OBJECTS = "objects.yaml"  # file in an attempt's folder with the objects that the attempt creates
 # Label of all objects that an attempt creates; its value is a hash of the token
 TOKEN_LABEL = "seatrial.dev/token"
 RESOURCES = {
@@ -38,19 +36,13 @@ RESOURCES = {
     "TrainJob": "trainjobs.trainer.kubeflow.org",
 }
 
-_POLL_S = 2.0
 _COLLECT_LIMIT_S = 60.0  # from the end of the workload until all files have arrived
 # Seconds from the deletion until all pods must be gone, and the same if a node is lost. Pods have
 # terminationGracePeriodSeconds to end, 30 s by default
-_DELETE_LIMIT_S, _LOST_NODE_LIMIT_S = 90.0, 20.0
+DELETE_LIMIT_S, _LOST_NODE_LIMIT_S = 90.0, 20.0
 # Seconds until the events of a pending job are queried, and between two queries
 _EVENTS_AFTER_S, _EVENTS_POLL_S = 3.0, 10.0
 _GPUS_POLL_S = 60.0  # kubectl reads all nodes and pods of the cluster
-
-
-def selector(token: str) -> str:
-    """Return the label selector of everything that the attempt with this token creates."""
-    return f"{TOKEN_LABEL}={label_value(token)}"
 
 
 def label_value(token: str) -> str:
@@ -58,28 +50,54 @@ def label_value(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()[:32]
 
 
-@dataclass(frozen=True)
-class Identity:
-    """The workload of one attempt. ``container``: the container's name in each pod; ``pods``: the number of pods."""
+@dataclass
+class AttemptObjects:
+    """All objects that the attempt with this token creates: they have its label."""
 
-    kind: str
-    name: str
-    container: str
-    pods: int
+    settings: Config
     token: str
+
+    def __post_init__(self) -> None:
+        self.client, self.labels = kubectl(self.settings), f"{TOKEN_LABEL}={label_value(self.token)}"
+        self.selector = f"--selector={self.labels}"
+        self.resource = RESOURCES[workload_kind(self.settings)]  # of its workload
+
+    def delete(self, *, force: bool = False) -> None:
+        """Delete the objects, without waiting for their end. Raises KubectlError.
+
+        ``force``: delete also pods whose node does not respond.
+        """
+        options = (self.selector, "--ignore-not-found", "--wait=false")
+        self.client.run("delete", f"{self.resource},services", *options)
+        if force:
+            with contextlib.suppress(KubectlError):  # a user who may not delete pods; the lost node's pods remain
+                self.client.run("delete", "pods", *options, "--force", "--grace-period=0")
+
+    @property
+    def delete_command(self) -> str:
+        """The command by which a user deletes the objects."""
+        return self.client.command_text("delete", f"{self.resource},services,pods", self.selector)
+
+    def remaining(self) -> list[str]:
+        """Return the objects that exist, as text: ``Pod a-0-x7k2p on node-b``. Raises KubectlError."""
+        texts = []
+        for each in self.client.get(f"{self.resource},services,pods", self.selector):
+            node = pod_states.node(each)  # empty for objects other than pods
+            texts.append(f"{each.get('kind')} {pod_states.name(each)}" + (f" on {node}" if node else ""))
+        return texts
 
 
 @dataclass
-class KubernetesJob(StartedJob):
-    """A created workload. ``folder``: the attempt's folder. Times are of the monotonic clock."""
+class KubernetesJob(ScheduledJob):
+    """A created workload. ``folder``: the attempt's folder."""
 
-    identity: Identity
+    poll_s = 2.0
+    name: str
+    pods: int
+    token: str
     settings: Config
     folder: Path
     created: float = field(default_factory=time.monotonic)
-    _last_query: float = 0.0
-    _last_response: float = field(default_factory=time.monotonic)
-    _query_error: str = ""  # of the last query
     _workload: Object | None = None
     _pods: dict[str, Object] = field(default_factory=dict)  # last state of each pod, including deleted pods
     _present: set[str] = field(default_factory=set)  # names of the pods in the last answer
@@ -94,11 +112,10 @@ class KubernetesJob(StartedJob):
     _last_gpus_query: float = -math.inf
 
     def __post_init__(self) -> None:
-        self.kubectl = kubectl(self.settings)
-        identity = self.identity
-        self.selector = selector(identity.token)
-        transport = LogTransport(self.kubectl, self.selector, identity.container, identity.token, identity.pods)
-        self.collector = Collector(transport, NODE_DIR, self.folder, limit_bytes=POD_LIMIT_BYTES * identity.pods)
+        self.objects, self.kind = AttemptObjects(self.settings, self.token), workload_kind(self.settings)
+        self.kubectl, container = self.objects.client, container_name(self.settings.kubernetes)
+        transport = LogTransport(self.kubectl, self.objects.labels, container, self.token, self.pods)
+        self.collector = Collector(transport, NODE_DIR, self.folder, limit_bytes=POD_LIMIT_BYTES * self.pods)
 
     @property
     def show_node_command(self) -> str:
@@ -136,14 +153,10 @@ class KubernetesJob(StartedJob):
         if workload is None:
             return failure_code  # deleted by another user or controller
         if pod_states.condition(workload, "Complete", "Completed"):
-            return failure_code if self._was_restarted else 0
+            # a controller that started a pod or its container again hides a fault
+            is_restarted = self._started_pods > self.pods or any(map(pod_states.exit_code, self._pods.values()))
+            return failure_code if is_restarted else 0
         return failure_code if pod_states.condition(workload, "Failed", "FailureTarget") else None
-
-    @property
-    def _was_restarted(self) -> bool:
-        """Whether a controller started a pod or its container again, which hides a fault."""
-        ends = [pod_states.exit_code(pod) for pod in self._pods.values()]
-        return self._started_pods > self.identity.pods or any(ends)
 
     @property
     def _started_pods(self) -> int:
@@ -152,15 +165,14 @@ class KubernetesJob(StartedJob):
 
     def wait_state(self) -> WaitState | None:
         self._query()
-        outage_s = time.monotonic() - self._last_response
-        if unknown := unknown_state(self._kind_and_name, outage_s, self._query_error):
-            return unknown
+        if outage := self._outage(self._kind_and_name):
+            return outage
         if self.completing_code() is not None:
             return None
         if self._has_started:
             suspended = self._workload is not None and self._workload.get("spec", {}).get("suspend")
             reason = f"{self._kind_and_name} was suspended after its start, so that its pods ended"
-            command = self.kubectl.command_text("describe", RESOURCES[self.identity.kind], self.identity.name)
+            command = self.kubectl.command_text("describe", self.objects.resource, self.name)
             return WaitState(reason=f"{reason}. Run first: {command}", permanent=True) if suspended else None
         return self._pending()
 
@@ -169,9 +181,7 @@ class KubernetesJob(StartedJob):
         self._query_events(waited_s)
         pods = [pod for name, pod in self._pods.items() if name in self._present]
         place = job_place(self.settings, [*pods, *([self._workload] if self._workload else [])])
-        pending = pod_states.pending(
-            pods, self.identity.pods, self._workload, self._events, self._kueue_workloads, place
-        )
+        pending = pod_states.pending(pods, self.pods, self._workload, self._events, self._kueue_workloads, place)
         reason = f"{self._kind_and_name} is pending ({pending.reason})"
         if self._gpu_use and GPU_RESOURCE in pending.reason:
             reason += f": {and_more(self._gpu_use, 4, '; ')}"
@@ -192,7 +202,7 @@ class KubernetesJob(StartedJob):
         if waited_s < _EVENTS_AFTER_S or now - self._last_events_query < _EVENTS_POLL_S:
             return
         self._last_events_query = now
-        names = (self.identity.name, *self._pods)
+        names = (self.name, *self._pods)
         warnings = self._objects_if_readable("events", "--field-selector=type=Warning")
         self._events = [
             event for event in warnings if str(event.get("involvedObject", {}).get("name", "")).startswith(names)
@@ -220,7 +230,7 @@ class KubernetesJob(StartedJob):
         nodes = {pod_states.node(pod) for pod in self._pods.values()} - {""}
         images = pod_states.images(self._pods.values())
         failures = self._unread_log_failures() if self._failures is None else self._failures
-        return Allocation(id=self.identity.name, nodes=",".join(sorted(nodes)), images=images, failures=failures)
+        return Allocation(id=self.name, nodes=",".join(sorted(nodes)), images=images, failures=failures)
 
     @property
     def unreadable_nodes(self) -> Collection[int]:
@@ -248,9 +258,9 @@ class KubernetesJob(StartedJob):
             ended = (
                 f"{self._kind_and_name} failed" if self._workload is not None else f"{self._kind_and_name} was deleted"
             )
-            reason = pod_states.end_reason(self._pods.values(), self.identity.pods, self._workload)
-            if self._started_pods > self.identity.pods:
-                restarted = f"{self._started_pods} pods ran, not {self.identity.pods}: a controller started some again"
+            reason = pod_states.end_reason(self._pods.values(), self.pods, self._workload)
+            if self._started_pods > self.pods:
+                restarted = f"{self._started_pods} pods ran, not {self.pods}: a controller started some again"
                 reason = ". ".join(filter(None, [restarted, reason]))
             command = self.kubectl.command_text("get", "events", "--sort-by=.lastTimestamp")
             sentences += [f"{ended}: {reason}" if reason else ended, f"Run first: {command}"]
@@ -265,21 +275,18 @@ class KubernetesJob(StartedJob):
         nodes = self._objects_if_readable("node", name)
         return bool(nodes) and pod_states.node_state(nodes[0]).startswith("Ready") and not self._present
 
-    def run_on_nodes(self, script: str, attempt: Path, limit_s: float) -> processes.CommandResult:
-        return self.collector.run_script(script, attempt, limit_s)
-
     def cancel(self, *, node_lost: bool = False) -> str:
         started = time.monotonic()
         must_fetch = self._has_started and not node_lost and not self.collector.problem()
-        limit_s, deleted = (_LOST_NODE_LIMIT_S if node_lost else _DELETE_LIMIT_S), False
+        limit_s, deleted = (_LOST_NODE_LIMIT_S if node_lost else DELETE_LIMIT_S), False
         while True:
             elapsed_s = time.monotonic() - started
             try:
                 if not deleted:
-                    delete(self.kubectl, self.selector, self.identity.kind, force=node_lost)
+                    self.objects.delete(force=node_lost)
                     deleted = True
                 self._query(now=True)
-                left = remaining(self.kubectl, self.selector, self.identity.kind)
+                left = self.objects.remaining()
             except KubectlError as error:
                 left = [str(error)]
             if must_fetch and elapsed_s < STOP_TIMEOUT_S:  # the pods send all files when they are terminated
@@ -291,30 +298,22 @@ class KubernetesJob(StartedJob):
         if not left:
             (self.folder / TOKEN).unlink(missing_ok=True)  # nothing is left for a resumed run to delete
             return ""
-        command = delete_command(self.kubectl, self.selector, self.identity.kind)
+        command = self.objects.delete_command
         return f"{and_more(left, 8)}: may still exist {limit_s:g} s after the deletion. Run first: {command}"
 
     @property
     def _kind_and_name(self) -> str:
-        return f"{self.identity.kind} {self.identity.name}"
+        return f"{self.kind} {self.name}"
 
-    def _query(self, now: bool = False) -> None:
-        """Query the workload and its pods, at most once per ``_POLL_S`` unless ``now``."""
-        if not now and time.monotonic() - self._last_query < _POLL_S:
-            return
-        try:
-            objects = self.kubectl.get(f"{RESOURCES[self.identity.kind]},pods", f"--selector={self.selector}")
-        except KubectlError as error:
-            self._query_error = str(error)
-        else:
-            self._query_error, self._last_response, self._answered = "", time.monotonic(), True
-            pods = {pod_states.name(each): each for each in objects if each.get("kind") == "Pod"}
-            self._present = set(pods)
-            self._pods |= pods
-            workloads = [each for each in objects if each.get("kind") == self.identity.kind]
-            self._workload = next((each for each in workloads if pod_states.name(each) == self.identity.name), None)
-            self._has_started = self._has_started or self._started_pods >= self.identity.pods
-        self._last_query = time.monotonic()  # after the answer, which may take long
+    def _read_state(self) -> None:
+        objects = self.kubectl.get(f"{self.objects.resource},pods", self.objects.selector)
+        self._answered = True
+        pods = {pod_states.name(each): each for each in objects if each.get("kind") == "Pod"}
+        self._present = set(pods)
+        self._pods |= pods
+        workloads = [each for each in objects if each.get("kind") == self.kind]
+        self._workload = next((each for each in workloads if pod_states.name(each) == self.name), None)
+        self._has_started = self._has_started or self._started_pods >= self.pods
 
     def _close_collector(self) -> None:
         """End the collector and merge the standard error of all pods into launcher.err, labelled as srun does."""
@@ -339,56 +338,6 @@ def job_place(settings: Config, objects: Sequence[Object] = ()) -> Place:
     namespaces = (str(each.get("metadata", {}).get("namespace", "")) for each in objects)
     namespace = settings.kubernetes.namespace or next(filter(None, namespaces), "")
     return Place(namespace, settings.kubernetes.context, image(settings.kubernetes))
-
-
-def delete(client: Kubectl, labels: str, kind: str, *, force: bool = False) -> None:
-    """Delete the objects with these labels, without waiting for their end. Raises KubectlError.
-
-    ``force``: delete also pods whose node does not respond.
-    """
-    options = (f"--selector={labels}", "--ignore-not-found", "--wait=false")
-    client.run("delete", f"{RESOURCES[kind]},services", *options)
-    if force:
-        with contextlib.suppress(KubectlError):  # a user who may not delete pods; the lost node's pods remain
-            client.run("delete", "pods", *options, "--force", "--grace-period=0")
-
-
-def delete_command(client: Kubectl, labels: str, kind: str) -> str:
-    """Return the command by which a user deletes the objects with these labels."""
-    return client.command_text("delete", f"{RESOURCES[kind]},services,pods", f"--selector={labels}")
-
-
-def remaining(client: Kubectl, labels: str, kind: str) -> list[str]:
-    """Return the objects that have these labels, as text: ``Pod a-0-x7k2p on node-b``. Raises KubectlError."""
-    texts = []
-    for each in client.get(f"{RESOURCES[kind]},services,pods", f"--selector={labels}"):
-        node = pod_states.node(each)  # empty for objects other than pods
-        texts.append(f"{each.get('kind')} {pod_states.name(each)}" + (f" on {node}" if node else ""))
-    return texts
-
-
-def delete_remaining_jobs(run_dir: Path, settings: Config) -> Iterator[str]:
-    """Delete the objects that a killed run left, and wait until they are gone.
-
-    Yields a message before the objects of each attempt are deleted. Only objects with the token of one of the run's
-    attempts are deleted. Raises SeatrialError if the API server cannot be queried or a pod does not end, since the
-    results of a new attempt would be mixed with those of the old attempt.
-    """
-    client, kind = kubectl(settings), workload_kind(settings)
-    for path in [*run_dir.glob(TOKEN), *run_dir.rglob(f"attempt*/{TOKEN}")]:
-        labels = selector(path.read_text(encoding="utf-8"))
-        if left := remaining(client, labels, kind):
-            yield f"{and_more(left, 4)} of an earlier run in {run_dir} has not ended: deleting it"
-            delete(client, labels, kind)
-            deadline = time.monotonic() + _DELETE_LIMIT_S
-            while left := remaining(client, labels, kind):
-                if time.monotonic() > deadline:
-                    raise SeatrialError(
-                        f"an earlier run may still use nodes: {and_more(left, 8)} still exists. "
-                        f"Run first: {delete_command(client, labels, kind)}"
-                    )
-                time.sleep(0.2)
-        path.unlink()
 
 
 def workload_kind(settings: Config) -> str:

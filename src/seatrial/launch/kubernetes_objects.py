@@ -33,10 +33,16 @@ def kubernetes_objects(settings: Config, job: Job, run_dir: Path, attempt: int =
     Raises UsageError if the job file is too large for an argument of a process.
     """
     config, name = settings.kubernetes, object_name(run_dir, job.name, attempt)
-    labels = object_labels(run_dir, job.name, attempt)
+    labels = {
+        "app.kubernetes.io/name": "seatrial",
+        RUN_LABEL: _digest(run_dir.name)[:8],
+        JOB_LABEL: job.name,
+        ATTEMPT_LABEL: str(attempt),
+    }
+    container = _container(settings, job, name, attempt)
     if config.workload == "trainjob":
-        return (_train_job(settings, job, name, labels, _container(settings, job, name, attempt)),)
-    template = _pod_template(settings, job, labels, _container(settings, job, name, attempt))
+        return (_train_job(settings, job, name, labels, container),)
+    template = _pod_template(settings, job, labels, container)
     if config.workload == "jobset":
         return (_job_set(settings, job, name, labels, template),)
     template["spec"]["subdomain"] = name
@@ -60,16 +66,6 @@ def object_name(run_dir: Path, job: str, attempt: int) -> str:
     if len(job) > space:
         job = f"{job[: space - 5]}-{_digest(job)[:4]}"
     return f"{start}{job}{end}"
-
-
-def object_labels(run_dir: Path, job: str, attempt: int) -> dict[str, str]:
-    """Return the labels of everything that this attempt creates."""
-    return {
-        "app.kubernetes.io/name": "seatrial",
-        RUN_LABEL: _digest(run_dir.name)[:8],
-        JOB_LABEL: job,
-        ATTEMPT_LABEL: str(attempt),
-    }
 
 
 def _metadata(settings: Config, name: str, labels: dict[str, str], *, queued: bool = False) -> Object:

@@ -49,10 +49,10 @@ class LocalLauncher(Launcher):
 
     name, runtimes = "local", ("apptainer", "docker", "podman")
 
-    def unavailable_reason(self, nodes: int) -> str | None:
-        if nodes != 1:
+    def unavailable_reason(self) -> str | None:
+        if (nodes := self._settings.cluster.nodes) != 1:
             return f"cluster.nodes is {nodes}, but the launcher local runs on this host only: use --launcher slurm"
-        return super().unavailable_reason(nodes)
+        return super().unavailable_reason()
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
         folder = run_dir / "jobs" / job.name

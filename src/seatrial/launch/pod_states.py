@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from seatrial.config.kubernetes import GPU_RESOURCE
 from seatrial.discover.kubernetes_messages import Place, find_start_cause, job_failures
 from seatrial.model import JobFailure
 from seatrial.util.failures import exit_reason
+from seatrial.util.grouping import grouped
 from seatrial.util.text import and_more, plural
 
 if TYPE_CHECKING:
@@ -69,8 +70,7 @@ def exit_code(pod: Object) -> int | None:
 
 def condition(item: Object, *types: str) -> Object | None:
     """Return the first condition of these types that is True; None if none is."""
-    conditions = item.get("status", {}).get("conditions") or []
-    return next((each for each in conditions if each.get("type") in types and each.get("status") == "True"), None)
+    return next((each for each in _conditions(item, *types) if each.get("status") == "True"), None)
 
 
 def pending(
@@ -85,11 +85,10 @@ def pending(
 
     ``workload``: the job. ``events``: those of the job and its pods. ``kueue_workloads``: Kueue's objects of the job.
     """
-    reasons: dict[str, list[tuple[str, str]]] = {}  # text → (pod, its node) of each pod with this text
     events = list(events)
     waiting = [pod for pod in pods if not has_started(pod)]
-    for pod in waiting:
-        reasons.setdefault(_pod_reason(pod, events), []).append((name(pod), node(pod)))
+    # text → (pod, its node) of each pod with this text
+    reasons = grouped((_pod_reason(pod, events), (name(pod), node(pod))) for pod in waiting)
     if len(pods) < expected:
         reasons.setdefault(_reason_without_pods(workload, events, kueue_workloads), [])
     texts = sorted(reasons, key=lambda text: not find_start_cause(text))  # those with a known cause first
@@ -108,8 +107,7 @@ def pending(
 def end_reason(pods: Iterable[Object], expected: int, workload: Object | None) -> str:
     """Return the workload's reason and how the pods of a failed job ended, as sentences; empty if unknown."""
     pods = list(pods)
-    failed = condition(workload, "Failed", "FailureTarget") if workload else None
-    sentences = [f"{failed.get('reason', '')}: {failed.get('message', '')}".strip(" :")] if failed else []
+    sentences = [_failure(workload)]
     ends = [f"pod {name(pod)} on {node(pod) or 'no node'}: {text}" for pod in pods if (text := pod_end(pod))]
     succeeded = sum(1 for pod in pods if exit_code(pod) == 0)
     if 0 < succeeded < expected:
@@ -119,22 +117,25 @@ def end_reason(pods: Iterable[Object], expected: int, workload: Object | None) -
 
 def end_failures(pods: Iterable[Object], workload: Object | None, place: Place) -> tuple[JobFailure, ...]:
     """Return the known causes why a job failed: those of its pods; if there are none, those of the workload."""
-    pods_by_text: dict[str, list[tuple[str, str]]] = {}  # as ``reasons`` in ``pending``
-    for pod in pods:
-        if text := pod_end(pod):
-            pods_by_text.setdefault(text, []).append((name(pod), node(pod)))
+    pods_by_text = grouped((text, (name(pod), node(pod))) for pod in pods if (text := pod_end(pod)))
+    return job_failures(pods_by_text, place) or job_failures({_failure(workload): ()}, place)
+
+
+def _failure(workload: Object | None) -> str:
+    """Return the reason and message of a failed workload; empty for another one."""
     failed = condition(workload, "Failed", "FailureTarget") if workload else None
-    workload_text = f"{failed.get('reason', '')}: {failed.get('message', '')}" if failed else ""
-    return job_failures(pods_by_text, place) or job_failures({workload_text: ()}, place)
+    return _reason_and_message(failed) if failed else ""
+
+
+def _reason_and_message(item: Object) -> str:
+    return f"{item.get('reason', '')}: {item.get('message', '')}".strip(" :")
 
 
 def pod_end(pod: Object) -> str:
     """Return why a pod failed, with the last message of its script; empty if it did not fail."""
-    status = pod.get("status", {})
-    reason, message = status.get("reason", ""), status.get("message", "")
-    if disruption := condition(pod, "DisruptionTarget"):
-        reason, message = reason or disruption.get("reason", ""), message or disruption.get("message", "")
-    texts = [f"{reason}: {message}".strip(" :")] if reason else []
+    disruption, status = condition(pod, "DisruptionTarget") or {}, pod.get("status", {})
+    known = {key: status.get(key) or disruption.get(key, "") for key in ("reason", "message")}
+    texts = [_reason_and_message(known)] if known["reason"] else []
     for termination in _terminations(pod):
         code = int(termination.get("exitCode", 1))
         kubelet_reason = termination.get("reason", "")  # such as OOMKilled; Error says nothing
@@ -158,9 +159,7 @@ def gpu_use(nodes: Iterable[KubernetesNode], users: Iterable[GpuUser]) -> list[s
 
     Raises SeatrialError for an invalid number of GPUs.
     """
-    users_by_node: dict[str, list[GpuUser]] = {}
-    for user in users:
-        users_by_node.setdefault(user.node, []).append(user)
+    users_by_node = grouped((user.node, user) for user in users)
     lines = []
     for item in nodes:
         total = item.allocatable(GPU_RESOURCE)
@@ -176,8 +175,7 @@ def gpu_use(nodes: Iterable[KubernetesNode], users: Iterable[GpuUser]) -> list[s
 
 def node_state(item: Object) -> str:
     """Return the state of a node: ``Ready``, ``NotReady (Kubelet stopped posting node status.)``, with its taints."""
-    conditions: list[Object] = item.get("status", {}).get("conditions") or []
-    ready = next((each for each in conditions if each.get("type") == "Ready"), {})
+    ready = next(_conditions(item, "Ready"), {})
     text = "Ready" if ready.get("status") == "True" else f"NotReady ({ready.get('message', 'no condition Ready')})"
     taints = [str(taint.get("key", "")) for taint in item.get("spec", {}).get("taints") or []]
     cordoned = ["SchedulingDisabled"] if item.get("spec", {}).get("unschedulable") else []
@@ -186,13 +184,12 @@ def node_state(item: Object) -> str:
 
 def _pod_reason(pod: Object, events: Sequence[Object]) -> str:
     """Return why a pod has not started: its scheduling, its container's state, or its last warning."""
-    for each in pod.get("status", {}).get("conditions") or []:
-        if each.get("type") == "PodScheduled" and each.get("status") == "False" and each.get("message"):
-            return str(each["message"])
+    if not_scheduled := _unmet(pod, "PodScheduled"):
+        return not_scheduled
     for status in _container_statuses(pod):
         waiting = status.get("state", {}).get("waiting", {})
         if waiting.get("reason") and waiting["reason"] not in _STARTING:
-            return f"{waiting['reason']}: {waiting.get('message', '')}".strip(" :")
+            return _reason_and_message(waiting)
     if end := pod_end(pod):
         return end
     if warnings := _warnings(events, name(pod)):
@@ -203,13 +200,21 @@ def _pod_reason(pod: Object, events: Sequence[Object]) -> str:
 def _reason_without_pods(workload: Object | None, events: Sequence[Object], kueue_workloads: Iterable[Object]) -> str:
     """Return why pods of a workload do not exist yet."""
     if workload and workload.get("spec", {}).get("suspend"):
-        for item in kueue_workloads:
-            for each in item.get("status", {}).get("conditions") or []:
-                if each.get("type") == "QuotaReserved" and each.get("status") == "False" and each.get("message"):
-                    return str(each["message"])
-        return "suspended: Kueue or another controller has not admitted it"
+        messages = filter(None, (_unmet(item, "QuotaReserved") for item in kueue_workloads))
+        return next(messages, "suspended: Kueue or another controller has not admitted it")
     warnings = [text for text in _warnings(events, "") if text.startswith("FailedCreate")]
     return warnings[-1].removeprefix("FailedCreate: ") if warnings else "not created yet"
+
+
+def _unmet(item: Object, type_: str) -> str:
+    """Return the message of a condition that is False; empty if it is not, or has no message."""
+    unmet = [each for each in _conditions(item, type_) if each.get("status") == "False"]
+    return next((str(each["message"]) for each in unmet if each.get("message")), "")
+
+
+def _conditions(item: Object, *types: str) -> Iterator[Object]:
+    """Yield the conditions of these types."""
+    yield from (each for each in item.get("status", {}).get("conditions") or [] if each.get("type") in types)
 
 
 def _warnings(events: Sequence[Object], prefix: str) -> list[str]:
@@ -220,7 +225,7 @@ def _warnings(events: Sequence[Object], prefix: str) -> list[str]:
         if event.get("type") == "Warning" and str(event.get("involvedObject", {}).get("name", "")).startswith(prefix)
     ]
     warnings.sort(key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
-    return [f"{event.get('reason', '')}: {event.get('message', '')}" for event in warnings]
+    return [_reason_and_message(event) for event in warnings]
 
 
 def _subject(pods: Sequence[str], missing: int) -> str:

@@ -35,17 +35,16 @@ def requirements(settings: Config) -> list[Requirement]:
         required.append(Requirement(test, message, 'bash -lc "module avail"'))
     if environment.venv:
         python, activate = f"{environment.venv}/bin/python", f"{environment.venv}/bin/activate"
-        message = f"environment.venv: {python} does not exist or is not executable"
-        required.append(Requirement(_test("-x", python), message, shlex.join(["ls", "-l", python])))
+        required.append(_file("-x", python, f"environment.venv: {python} does not exist or is not executable"))
         # met without Python too, which the requirement above reports
-        test, message = f"{_test('! -x', python)} || {_test('-e', activate)}", f"environment.venv: no {activate}"
-        required.append(Requirement(test, message, shlex.join(["ls", "-l", activate])))
+        has_activate = _file("-e", activate, f"environment.venv: no {activate}")
+        required.append(has_activate._replace(test=f"{_test('! -x', python)} || {has_activate.test}"))
     elif settings.launcher == "kubernetes":
         message = f"kubernetes.image: {settings.kubernetes.image} has no python3 in its PATH"
         required.append(Requirement("command -v python3 >/dev/null", message, "command -v python3"))
     elif container.runtime == "none":
         message = f"seatrial's Python {sys.executable} does not exist on this node: set environment.venv"
-        required.append(Requirement(_test("-x", sys.executable), message, shlex.join(["ls", "-l", sys.executable])))
+        required.append(_file("-x", sys.executable, message))
     return required + _container_requirements(container)
 
 
@@ -66,9 +65,12 @@ def _container_requirements(container: Container) -> list[Requirement]:
         message = f"container.image: {runtime} has no image {image}, or this user may not use {runtime}"
         required.append(Requirement(test, message, f"{command}; {runtime} pull {shlex.quote(image)}"))
     elif image.startswith(("/", "./")) or (runtime == "apptainer" and "://" not in image):  # others: from a registry
-        message, command = f"container.image {image} does not exist", shlex.join(["ls", "-l", image])
-        required.append(Requirement(_test("-e", image), message, command))
+        required.append(_file("-e", image, f"container.image {image} does not exist"))
     return required
+
+
+def _file(operator: str, path: str, message: str) -> Requirement:
+    return Requirement(_test(operator, path), message, shlex.join(["ls", "-l", path]))
 
 
 def _test(operator: str, path: str) -> str:

@@ -22,6 +22,7 @@ from seatrial.discover.rank_stacks import PROCESS_STATES
 from seatrial.launch.rank_status import Rank
 from seatrial.model import Job, JobFailure, MissingNode, NodeShortage
 from seatrial.util.failures import TERMINATED_CODES, Failure, exit_hint, exit_reason, first_failure, killed
+from seatrial.util.grouping import grouped
 from seatrial.util.input_files import open_file, read_json
 from seatrial.util.text import and_more
 from seatrial.util.torchrun_logs import rank_of_log
@@ -73,6 +74,11 @@ class RootCause:
     shortage: NodeShortage | None = None
     preflight: bool = False
     failures: tuple[JobFailure, ...] = ()
+
+    @property
+    def missing_nodes(self) -> tuple[MissingNode, ...]:
+        """The nodes that the job lost or did not get."""
+        return self.shortage.missing if self.shortage else ()
 
 
 class _ReportedError(NamedTuple):
@@ -245,10 +251,8 @@ def _exit_codes(folder: Path, ranks: Sequence[Rank], job: Job) -> dict[int, int]
 
 def _log_by_node(log: str) -> dict[int, str]:
     """Return the output of torchrun by node index: pids are unique on one node only."""
-    lines: dict[int, list[str]] = {}
-    for match in map(_LABEL.match, log.splitlines()):
-        if match:
-            lines.setdefault(int(match["task"] or 0), []).append(match["line"])
+    matches = filter(None, map(_LABEL.match, log.splitlines()))
+    lines = grouped((int(match["task"] or 0), match["line"]) for match in matches)
     return {node: "\n".join(node_lines) for node, node_lines in lines.items()}
 
 
@@ -301,13 +305,9 @@ def node_error(job: Job, folder: Path, node_state: QueryNodeState = lambda host:
     errors = errors or preflight_errors
     if not errors:
         return None
-    errors_by_node: dict[str, list[str]] = {}
-    for node, error in errors:
-        # \0 replaces the node's name, so that errors that differ only in this name are equal
-        errors_by_node.setdefault(node, []).append(error.replace(node, "\0"))
-    nodes_by_text: dict[str, list[str]] = {}
-    for node in sorted(errors_by_node):
-        nodes_by_text.setdefault("; ".join(dict.fromkeys(errors_by_node[node])), []).append(node)
+    # \0 replaces the node's name, so that errors that differ only in this name are equal
+    errors_by_node = grouped((node, error.replace(node, "\0")) for node, error in errors)
+    nodes_by_text = grouped(("; ".join(dict.fromkeys(errors_by_node[node])), node) for node in sorted(errors_by_node))
     texts = []
     for text, nodes in nodes_by_text.items():
         prefix = "" if len(nodes_by_text) == 1 else f"{and_more(nodes, _MAX_NAMED)}: "

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from functools import cache, cached_property, partial
-from importlib.metadata import version
-from pathlib import Path
+from collections.abc import Iterable
+from functools import cache, partial
 
 import jinja2
 
@@ -14,7 +13,6 @@ from seatrial.config.schema import Config
 from seatrial.launch import container
 from seatrial.launch.requirements import requirements
 from seatrial.model import Job
-from seatrial.util import user_cache
 
 
 def job_script(name: str, settings: Config, job: Job, attempt: int, **variables: object) -> str:
@@ -48,6 +46,11 @@ def environment(settings: Config, job: Job) -> list[str]:
     return [*site_lines, *hf_home, *variables]
 
 
+def option_texts(options: Iterable[tuple[str, object]]) -> list[str]:
+    """Return ``--name VALUE`` for each option with a value, quoted for a shell."""
+    return [f"{name} {shlex.quote(str(value))}" for name, value in options if value is not None]
+
+
 @cache
 def template(name: str) -> jinja2.Template:
     """Return a template of this folder. Its filter ``quote`` quotes a value for a shell, ``yaml`` for a YAML file."""
@@ -58,29 +61,7 @@ def template(name: str) -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        bytecode_cache=_CompiledTemplates(),
     )
     templates.filters["quote"] = shlex.quote
     templates.filters["yaml"] = partial(json.dumps, ensure_ascii=False)
     return templates.get_template(name)
-
-
-class _CompiledTemplates(jinja2.BytecodeCache):
-    """Keeps compiled templates in the user's cache folder, since compiling the templates of a trial takes 10 ms.
-
-    A template is compiled again if its source, the settings in this file, jinja2 or Python has changed.
-    """
-
-    @cached_property
-    def _compiler(self) -> tuple[bytes, bytes]:
-        return version("jinja2").encode(), Path(__file__).read_bytes()
-
-    def _key(self, bucket: jinja2.bccache.Bucket) -> str:
-        return user_cache.key(bucket.checksum.encode(), *self._compiler)
-
-    def load_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
-        if content := user_cache.read(f"template-{bucket.key}", self._key(bucket)):
-            bucket.bytecode_from_string(content)
-
-    def dump_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
-        user_cache.write(f"template-{bucket.key}", self._key(bucket), bucket.bytecode_to_string())

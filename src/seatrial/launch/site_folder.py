@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import NamedTuple
 
 from seatrial import __version__
 from seatrial.config.slurm_options import option_lines
-from seatrial.launch.script import template
+from seatrial.launch.script import option_texts, template
 from seatrial.util import data_files
 
 FOLDERS = ("huggingface", "jobs", "logs", "runs", "tokens")
@@ -92,14 +91,14 @@ def render(site: Site) -> dict[str, str]:
     Workloads that need more nodes than the site has are left out; if this number is unknown, two nodes are assumed.
     """
     workloads = [workload for workload in _WORKLOADS if workload.nodes <= int(site.nodes.value or 2)]
-    needed = ("nodes", "gpus_per_node", "partition", "venv")
+    needed = {name: site.settings()[name] for name in ("nodes", "gpus_per_node", "partition", "venv")}
     values = {
         "site": site,
         "version": __version__,
         "cpu_only": site.gpus_per_node.value == 0,
         "checks": data_files.text("trials/acceptance.yaml").partition("\nchecks:\n")[2],
         "workloads": workloads,
-        "unknown": {name: site.settings()[name] for name in needed if site.settings()[name].value is None},
+        "unknown": {name: setting for name, setting in needed.items() if setting.value is None},
         "nightly_options": _nightly_options(site),
     }
     names = ("README.md", "env.sh", "site.yaml", "infrastructure.yaml", "nightly.sh", "oumi.yaml")
@@ -113,7 +112,7 @@ def _nightly_options(site: Site) -> list[str]:
 
     They repeat values of site.yaml, which that command does not read.
     """
-    options: list[tuple[str, object]] = [
+    options = [
         ("--nodes", site.nodes.value),
         ("--gpus-per-node", site.gpus_per_node.value),
         ("--set", site.partition.value and f"slurm.partition={site.partition.value}"),
@@ -121,8 +120,7 @@ def _nightly_options(site: Site) -> list[str]:
         ("--set", f"environment.source={site.folder}/env.sh"),
         ("--set", site.venv.value and f"environment.venv={site.venv.value}"),
     ]
-    arguments = [f"{name} {shlex.quote(str(value))}" for name, value in options if value is not None]
-    return ["--launcher slurm", *arguments]
+    return ["--launcher slurm", *option_texts(options)]
 
 
 def _script(site: Site, workload: Workload, values: dict[str, object]) -> str:

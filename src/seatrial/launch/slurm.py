@@ -10,15 +10,17 @@ import math
 import shlex
 import shutil
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 from seatrial.config.schema import Config, Slurm
 from seatrial.config.slurm_options import option_lines, placement_options
 from seatrial.discover import slurm
+from seatrial.discover.slurm_nodes import candidate_nodes
 from seatrial.launch import script
-from seatrial.launch.base import JobRefused, Launcher, RenderedJob
-from seatrial.launch.slurm_job import JOB_ID, SCRIPT, TOKEN, SlurmJob, cancel_remaining_jobs, job_collector
-from seatrial.model import Job, SeatrialError, UsageError
+from seatrial.launch.base import TOKEN, JobRefused, Launcher, RenderedJob, token_files
+from seatrial.launch.slurm_job import JOB_ID, SCRIPT, SlurmJob
+from seatrial.model import Job, NodeShortage, SeatrialError, UsageError
 from seatrial.util.files import atomic_write
 from seatrial.util.secrets import PRIVATE
 
@@ -52,6 +54,32 @@ class SlurmLauncher(Launcher):
     # containers of docker and podman run outside the job's cgroups: Slurm neither confines nor ends them
     runtimes = ("apptainer", "pyxis")
 
+    def require_access(self) -> None:
+        try:
+            require_client()
+        except UsageError as error:
+            if self._settings.launcher != "auto":
+                raise
+            raise UsageError(
+                f"--nodes {self._settings.cluster.nodes} needs a launcher for several nodes: --launcher slurm, "
+                f"torchrun or kubernetes. auto has chosen slurm, but {error}"
+            ) from error
+
+    def node_shortage(self) -> NodeShortage | None:
+        return candidate_nodes(self._settings.slurm).shortage(self._settings.cluster.nodes)
+
+    def cancel_earlier_jobs(self, folder: Path) -> Iterator[str]:
+        """A job belongs to the run if its script or its token is in the folder."""
+        folder_by_token = {file.read_text(encoding="utf-8"): file.parent for file in token_files(folder)}
+        if not folder_by_token:
+            return
+        for job_id, command in slurm.queued_job_scripts().items():
+            for token, attempt in folder_by_token.items():
+                if command.endswith(f" {token}") or command == str(attempt / SCRIPT):
+                    yield f"Slurm job {job_id} of an earlier run in {folder} has not ended: cancelling it"
+                    if remaining := SlurmJob(job_id, self._settings, attempt).cancel():
+                        raise SeatrialError(f"an earlier run may still write to {folder}: {remaining}")
+
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
         settings = self._settings
         text = script.job_script(
@@ -72,20 +100,20 @@ class SlurmLauncher(Launcher):
         batch, token_file = folder / SCRIPT, folder / TOKEN
         try:
             if token_file.exists():  # Slurm may have accepted the job, although an earlier sbatch failed
-                list(cancel_remaining_jobs(folder, self._settings))
+                list(self.cancel_earlier_jobs(folder))
             else:
                 atomic_write(batch, rendered.text.encode(errors="surrogateescape"), mode=PRIVATE)
-                atomic_write(token_file, uuid.uuid4().hex.encode())  # before sbatch: cancel_remaining_jobs reads it
+                atomic_write(token_file, uuid.uuid4().hex.encode())  # before sbatch: cancel_earlier_jobs reads it
             command = [*rendered.argv, str(batch), token_file.read_text(encoding="utf-8")]
             job_id = slurm.submit([*slurm.env_prefix_outside_job(), *command])
         except BaseException as error:  # Ctrl-C or timeout: Slurm may have accepted the job
             with contextlib.suppress(SeatrialError):
-                list(cancel_remaining_jobs(folder, self._settings))
+                list(self.cancel_earlier_jobs(folder))
             if isinstance(error, (slurm.ControllerDown, slurm.TemporarilyRefused)):
                 raise JobRefused(str(error), transient=True) from None
             raise
         atomic_write(folder / JOB_ID, job_id.encode())
-        return SlurmJob(job_id, self._settings, job_collector(job_id, self._settings, folder))
+        return SlurmJob(job_id, self._settings, folder)
 
 
 def _sbatch_options(job: Job, config: Slurm) -> list[str]:

@@ -6,7 +6,6 @@ Slurm's controller is queried once a second. While it does not respond, for exam
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,16 +15,15 @@ from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import JobRecord
 from seatrial.discover.slurm_messages import first_commands
 from seatrial.discover.slurm_nodes import PendingJob, candidate_nodes, node_state
-from seatrial.launch.base import Allocation, StartedJob, WaitState, unknown_state
+from seatrial.launch.base import Allocation, ScheduledJob, WaitState
 from seatrial.launch.collect import Collector
 from seatrial.launch.collect_srun import SrunTransport
 from seatrial.model import SeatrialError
 from seatrial.util import processes
 
-# Files in an attempt's folder. The token is a random argument of the script: it identifies the job in Slurm's queue
-SCRIPT, TOKEN, JOB_ID = "job.sbatch", "token", "slurm_job_id"
+# Files in an attempt's folder. The token is an argument of the script
+SCRIPT, JOB_ID = "job.sbatch", "slurm_job_id"
 
-_POLL_S = 1.0
 # Seconds in state COMPLETING until a message is shown, and until the job counts as ended. Slurm's defaults
 # (slurm.conf(5)): KillWait 30 s, UnkillableStepTimeout 60 s; an Epilog adds to these.
 _COMPLETING_MESSAGE_S, _COMPLETING_LIMIT_S = 5.0, 180.0
@@ -36,17 +34,15 @@ _CLEANUP_LIMIT_S = 15.0  # from the fetch of all files until the script has remo
 
 
 @dataclass
-class SlurmJob(StartedJob):
-    """A submitted Slurm job."""
+class SlurmJob(ScheduledJob):
+    """A submitted Slurm job. ``folder``: the attempt's folder."""
 
+    poll_s = 1.0
     id: str
     settings: Config
-    collector: Collector
+    folder: Path
     submitted: float = field(default_factory=time.monotonic)
     show_node_command: str = "scontrol show node {node}"
-    _last_query: float = 0.0
-    _last_response: float = field(default_factory=time.monotonic)
-    _query_error: str = ""  # error of the last query; empty if Slurm answered
     _job: JobRecord | None = None  # Slurm's last response
     _has_started: bool = False
     _allocated: str = ""  # all nodes of the job, in Slurm's notation; empty before its start
@@ -55,10 +51,13 @@ class SlurmJob(StartedJob):
     _pending_job: PendingJob = field(init=False)
 
     def __post_init__(self) -> None:
-        self._pending_job = PendingJob(self.settings.slurm)
+        slurm_settings = self.settings.slurm
+        self._pending_job = PendingJob(slurm_settings)
+        transport = SrunTransport(self.id, slurm_settings)
+        self.collector = Collector(transport, f"{slurm_settings.scratch}/seatrial-{self.id}", self.folder)
 
     def poll(self) -> int | None:
-        job = self._query()
+        job = self._queried()
         if job is None or job.pending:
             return None
         self.collector.fetch(job.nodes)
@@ -77,10 +76,9 @@ class SlurmJob(StartedJob):
         return 0 if succeeded and self.collector.finished else job.exit_code or 1
 
     def wait_state(self) -> WaitState | None:
-        job = self._query()
-        outage_s = time.monotonic() - self._last_response
-        if unknown := unknown_state(f"Slurm job {self.id}", outage_s, self._query_error):
-            return unknown
+        job = self._queried()
+        if outage := self._outage(f"Slurm job {self.id}"):
+            return outage
         if job is None or _is_over(job):
             return None
         if job.pending:
@@ -156,11 +154,8 @@ class SlurmJob(StartedJob):
             return False
         return node is not None and node.up and "COMPLETING" not in node.states
 
-    def run_on_nodes(self, script: str, attempt: Path, limit_s: float) -> processes.CommandResult:
-        return self.collector.run_script(script, attempt, limit_s)
-
     def cancel(self, *, node_lost: bool = False) -> str:
-        job = self._query(now=True)
+        job = self._queried(now=True)
         if job is not None and _is_over(job):
             self.collector.close()
             return ""
@@ -191,51 +186,23 @@ class SlurmJob(StartedJob):
         while True:
             if must_cancel and processes.run_command(["scancel", self.id], timeout_s=30).code == 0:
                 must_cancel = False
-            job = self._query(now=True)
+            job = self._queried(now=True)
             if (job is not None and _is_over(job)) or time.monotonic() > deadline:
                 return job
             time.sleep(0.2)
 
-    def _query(self, now: bool = False) -> JobRecord | None:
-        """Return the job's state, queried at most once per ``_POLL_S`` unless ``now``."""
-        if now or time.monotonic() - self._last_query > _POLL_S:
-            try:
-                self._job, self._query_error, self._last_response = slurm.job(self.id), "", time.monotonic()
-            except (SeatrialError, ValueError) as error:
-                self._query_error = str(error)
-            self._last_query = time.monotonic()  # after the response, which may take long
-            if self._job is not None:
-                self._has_started = self._has_started or not self._job.pending
-                # keep the first list: for a COMPLETING job, Slurm lists only nodes that are not free yet
-                self._allocated = self._allocated or self._job.nodes
-                if _is_completing(self._job):
-                    self._completing_since = self._completing_since or time.monotonic()
+    def _queried(self, now: bool = False) -> JobRecord | None:
+        """Return Slurm's last record of the job, after a query (see ``_query``)."""
+        self._query(now)
         return self._job
 
-
-def cancel_remaining_jobs(run_dir: Path, settings: Config) -> Iterator[str]:
-    """Cancel the jobs that a killed run left, and wait for their end; yield a message before each job.
-
-    ``run_dir``: the run directory, or the folder of one attempt. A job belongs to the run if its script or its token is
-    there. Raises SeatrialError if Slurm cannot be queried or a job cannot be cancelled, since files that the job writes
-    later would count as results of this run.
-    """
-    token_files = [*run_dir.glob(TOKEN), *run_dir.rglob(f"attempt*/{TOKEN}")]
-    folder_by_token = {token_file.read_text(encoding="utf-8"): token_file.parent for token_file in token_files}
-    if not folder_by_token:
-        return
-    for job_id, command in slurm.queued_job_scripts().items():
-        for token, folder in folder_by_token.items():
-            if command.endswith(f" {token}") or command == str(folder / SCRIPT):
-                yield f"Slurm job {job_id} of an earlier run in {run_dir} has not ended: cancelling it"
-                job = SlurmJob(job_id, settings, job_collector(job_id, settings, folder))
-                if remaining := job.cancel():
-                    raise SeatrialError(f"an earlier run may still write to {run_dir}: {remaining}")
-
-
-def job_collector(job_id: str, settings: Config, folder: Path) -> Collector:
-    """Return a collector that fetches the job's files from the nodes' scratch directory through srun."""
-    return Collector(SrunTransport(job_id, settings.slurm), f"{settings.slurm.scratch}/seatrial-{job_id}", folder)
+    def _read_state(self) -> None:
+        self._job = job = slurm.job(self.id)
+        self._has_started = self._has_started or not job.pending
+        # keep the first list: for a COMPLETING job, Slurm lists only nodes that are not free yet
+        self._allocated = self._allocated or job.nodes
+        if _is_completing(job):
+            self._completing_since = self._completing_since or time.monotonic()
 
 
 def unavailable_nodes(settings: Config) -> str:

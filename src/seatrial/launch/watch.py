@@ -32,12 +32,8 @@ _TEARDOWN_S = 60.0
 _MAX_NAMED = 8  # nodes listed in a message
 
 
-class Listener(Protocol):
-    """Receives the events of a running job.
-
-    ``add_measurement`` is called once per measurement and must store it. ``show_waiting`` gets what the job waits for,
-    and since how many seconds.
-    """
+class JobDisplay(Protocol):
+    """Shows the events of a running job. ``show_waiting`` gets what the job waits for, and since how many seconds."""
 
     def job_started(self, job: Job, attempt: int) -> None: ...
 
@@ -46,6 +42,10 @@ class Listener(Protocol):
     def show_waiting(self, state: str, seconds: float) -> None: ...
 
     def warn(self, text: str) -> None: ...
+
+
+class Listener(JobDisplay, Protocol):
+    """Receives the events of a running job. ``add_measurement`` is called once per measurement and must store it."""
 
     def add_measurement(self, measurement: Measurement) -> None: ...
 
@@ -136,21 +136,22 @@ class _Attempt:
             end = self._rejected_end(error)
         else:
             end = self._watch_and_stop(running)
+        cause = end.root_cause or RootCause("", "", None)
         result = JobResult(
             job=job.name,
             attempt=number,
             launcher=launcher.name,
-            state=JobState.REFUSED if end.root_cause and end.root_cause.preflight else end.state,
+            state=JobState.REFUSED if cause.preflight else end.state,
             started=started,
             seconds=time.monotonic() - started_monotonic,
             startup_s=end.startup_s,
-            failed_subject=end.root_cause.subject if end.root_cause else "",
-            cause=end.root_cause.cause if end.root_cause else "",
+            failed_subject=cause.subject,
+            cause=cause.cause,
             scheduler_id=end.allocation.id,
             nodelist=end.allocation.nodes,
             images=end.allocation.images,
-            missing_nodes=end.root_cause.shortage.missing if end.root_cause and end.root_cause.shortage else (),
-            failures=(end.root_cause.failures or end.allocation.failures) if end.root_cause else (),
+            missing_nodes=cause.missing_nodes,
+            failures=cause.failures or (end.allocation.failures if end.root_cause else ()),
         )
         return end, result
 
@@ -241,8 +242,7 @@ class _Attempt:
         a hang is the rank that was silent longest, if its files can be read; any other end keeps ``cause``, without its
         shortage of nodes.
         """
-        missing = cause.shortage.missing if cause.shortage else ()
-        if not all(running.node_is_free(node.name) for node in missing):
+        if not all(running.node_is_free(node.name) for node in cause.missing_nodes):
             return cause
         is_visible = state is JobState.HUNG and not running.unreadable_nodes
         silent_rank_cause = self._cause_of_longest_silence() if is_visible else None
@@ -258,6 +258,9 @@ class _Attempt:
             node_state=running.node_state,
             show_node_command=running.show_node_command,
         )
+
+    def _lost_nodes(self, silent: Mapping[str, float], running: StartedJob) -> RootCause:
+        return root_cause.lost_nodes(self.job, silent, running.node_state, running.show_node_command)
 
     def _silent_nodes(self, silent_s: float) -> Mapping[str, float]:
         return root_cause.silent_nodes(self.ranks, self.job, self.folder, silent_s)
@@ -294,7 +297,7 @@ class _Attempt:
         # even if the scheduler still waits for the lost node
         if silent := self._silent_nodes(self.limits.heartbeat_timeout_s):
             _check_writable(self.folder)
-            return JobState.HUNG, root_cause.lost_nodes(self.job, silent, running.node_state, running.show_node_command)
+            return JobState.HUNG, self._lost_nodes(silent, running)
         return None
 
     def _wait(self, running: StartedJob, waiting: WaitState) -> tuple[JobState, RootCause] | None:
@@ -309,7 +312,7 @@ class _Attempt:
     def _cause_of_wait(self, running: StartedJob, waiting: WaitState) -> RootCause:
         """Return why waiting does not help: nodes are missing, or were lost before the job was requeued."""
         if silent := self._silent_nodes(root_cause.SILENT_AT_END_S):
-            lost = root_cause.lost_nodes(self.job, silent, running.node_state, running.show_node_command)
+            lost = self._lost_nodes(silent, running)
             return replace(lost, cause=f"{waiting.reason}; {lost.cause}")
         names = [node.name for node in waiting.shortage.missing] if waiting.shortage else []
         names = names or list(dict.fromkeys(node for each in waiting.failures for node in each.nodes))
@@ -400,8 +403,8 @@ class _Attempt:
         for measurement in errors:
             self.listener.add_measurement(measurement)
         lost_nodes: list[str] = []
-        if cause and cause.shortage and (cause.preflight or self._has_lost_nodes(cause)):
-            lost_nodes = [node.name for node in cause.shortage.missing]
+        if cause and (cause.preflight or self._has_lost_nodes(cause)):
+            lost_nodes = [node.name for node in cause.missing_nodes]
         exclude = ",".join(filter(None, [job.exclude, *lost_nodes]))
         # without a node list, so that the scheduler can choose other nodes: a node of this attempt may be at fault
         return job.model_copy(update={"checks": tuple(remaining), "nodelist": "", "exclude": exclude})

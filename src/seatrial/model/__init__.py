@@ -8,7 +8,14 @@ A subject is a string: ``node3``, ``node3/gpu5``, ``node3/rank1`` (a process wit
 from __future__ import annotations
 
 from seatrial.model.base import Frozen
-from seatrial.model.errors import DiskFullError, NotApplicable, SeatrialError, UsageError, first_validation_error
+from seatrial.model.errors import (
+    DiskFullError,
+    NotApplicable,
+    SeatrialError,
+    UsageError,
+    first_validation_error,
+    validation_message,
+)
 from seatrial.model.job import Job, JobFailure, JobResult, JobState, Machine, MissingNode, NodeShortage, Preflight
 from seatrial.model.measurement import (
     CLUSTER,
@@ -118,6 +125,7 @@ __all__ = [
     "parse_bytes",
     "plausible_range",
     "size_label",
+    "validation_message",
     "value_parts",
     "worst",
 ]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import reprlib
 
-from pydantic import (
-    ValidationError,
-)
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from seatrial.util.secrets import redacted
 
@@ -31,7 +30,21 @@ def first_validation_error(error: ValidationError) -> str:
     first = error.errors()[0]
     is_variable = "env" in first["loc"]
     got = "" if first["type"] == "missing" or is_variable else f" (got {reprlib.repr(redacted(first['input']))})"
-    return f"{'.'.join(map(str, first['loc'])) or 'the document'}: {first['msg']}{got}"
+    return f"{'.'.join(map(str, first['loc'])) or 'the document'}: {validation_message(first)}{got}"
+
+
+_EXPECTED = {  # type of pydantic's error → message in the words of YAML
+    "tuple_type": "expected a list, such as [a, b]",
+    "dict_type": "expected a mapping, such as {key: value}",
+    "model_type": "expected a mapping, such as {key: value}",
+    "missing": "required key is missing",
+}
+
+
+def validation_message(details: ErrorDetails) -> str:
+    """The message of a validation error in plain words, without pydantic's."""
+    message = details["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+    return _EXPECTED.get(details["type"], message)
 
 
 class NotApplicable(Exception):

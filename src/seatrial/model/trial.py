@@ -24,6 +24,8 @@ from seatrial.util.secrets import redacted
 
 # Value in Trial.excluded_checks: the typical duration of the check does not fit into --time-limit
 TIME_LIMIT = "--time-limit"
+# Precedes the command of a new run in Trial.stop_reason, if no --resume can continue the run
+NEW_RUN = "start a new run: "
 # Suffix of a name in Trial.shared_facts: the fact is a list of objects, which have these items in common
 OF_EACH_ITEM = "[]"
 _FIELDS = [field.name for field in fields(Metric)]
@@ -190,6 +192,11 @@ class Trial(Frozen):
     manifest: dict[str, str] = Field(
         default={}, description="file of the run directory with results → SHA-256, when this record was made"
     )
+
+    @property
+    def new_run_command(self) -> str:
+        """The command of a new run, if no --resume can continue this one; else empty."""
+        return self.stop_reason.partition(NEW_RUN)[2]
 
     def as_stored(self) -> "Trial":
         """The trial as it is written to trial.json: units, and facts that many processes report, are there once.

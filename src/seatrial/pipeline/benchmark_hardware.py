@@ -187,12 +187,13 @@ def table_hardware(options: HardwareOptions, output: NcclTestsOutput, table: Tab
     by_source |= {"--gpus and --nodes": options.ranks} if options.ranks else {}
     ranks_source, ranks = next(iter(by_source.items()), ("", None))
     nodes, gpus = _nodes_and_gpus_per_node(options, shapes, table, ranks)
-    problems = _process_problems(table, columns) or _contradicting_shapes(options, shapes, table)
-    if not problems and not (ranks and nodes):
-        problems = ["the output does not name the number of GPUs and nodes: give --gpus and --nodes"]
-    elif not problems and ranks and nodes and (ranks % nodes or ranks > _MAX_RANKS):
+    problem = _process_problem(table, columns) or _contradiction(options, shapes, table)
+    if not problem and not (ranks and nodes):
+        problem = "the output does not name the number of GPUs and nodes: give --gpus and --nodes"
+    elif not problem and ranks and nodes and (ranks % nodes or ranks > _MAX_RANKS):
         expected = f"expected the same number on each node, and at most {_MAX_RANKS}"
-        problems = [f"{plural(ranks, 'GPU')} on {plural(nodes, 'node')}: {expected}"]
+        problem = f"{plural(ranks, 'GPU')} on {plural(nodes, 'node')}: {expected}"
+    problems = [problem] if problem else []
     if ranks == 1:
         problems.append(f"the table was measured by one rank, so that no GPU communicated (option -g): {_WITHOUT_MPI}")
     problems += [message] if message and not gpu else []
@@ -270,32 +271,32 @@ def _nodes_and_gpus_per_node(
     return nodes, gpus
 
 
-def _process_problems(table: Table, columns: tuple[int, float] | None) -> list[str]:
+def _process_problem(table: Table, columns: tuple[int, float] | None) -> str:
     """Why the rows are not from one group of ranks; empty if they are. ``columns``: from rank_range."""
     processes = {(device.rank, device.host, device.pid) for device in table.devices}
     for rank, count in Counter(rank for rank, _, _ in processes).items():
         if count > 1:
             hosts = ", ".join(sorted({host for each, host, _ in processes if each == rank})[:4])
-            return [f"rank {rank} is listed {count} times ({hosts}): {_WITHOUT_MPI}"]
+            return f"rank {rank} is listed {count} times ({hosts}): {_WITHOUT_MPI}"
     for series in split_series(table):
         sizes = [row.size for row in series.rows]
         if repeated := [size for size, following in itertools.pairwise(sizes) if size == following >= 2**20]:
             text = f"the size {repeated[0]} B appears {sizes.count(repeated[0])} times, more than once per sweep"
-            return [f"{text}: {_WITHOUT_MPI}"]
+            return f"{text}: {_WITHOUT_MPI}"
     if any(device.group for device in table.devices):
-        return [
+        return (
             "NCCL_TESTS_SPLIT made several communicators: the bandwidth is that of one of them, and no reference "
             "value applies"
-        ]
+        )
     if table.has_second_header:
-        return [f"a second table begins before the first one ends: the first run ended early, or {_WITHOUT_MPI}"]
+        return f"a second table begins before the first one ends: the first run ended early, or {_WITHOUT_MPI}"
     if columns and columns[0] > columns[1]:
-        return ["the rows of the table are those of different numbers of ranks: several runs in one table"]
-    return []
+        return "the rows of the table are those of different numbers of ranks: several runs in one table"
+    return ""
 
 
-def _contradicting_shapes(options: HardwareOptions, shapes: Sequence[_Shape], table: Table) -> list[str]:
-    """The first contradiction, if any, between the options and the output, or between two parts of the output."""
+def _contradiction(options: HardwareOptions, shapes: Sequence[_Shape], table: Table) -> str:
+    """The first contradiction between the options and the output, or between two parts of the output."""
     ranks, nodes, gpus = options.ranks, options.nodes, options.gpus_per_node
     for shape in shapes:
         has_ranks = shape.low <= (ranks or shape.low) <= shape.high
@@ -304,14 +305,14 @@ def _contradicting_shapes(options: HardwareOptions, shapes: Sequence[_Shape], ta
             given = f"--gpus {options.gpus} --nodes {nodes} are {ranks} GPUs" if ranks else f"--nodes {nodes} is given"
             is_one_node = shape.max_nodes == 1 or bool(gpus and shape.high <= gpus)
             hint = f". If all GPUs were started, {_WITHOUT_MPI}" if is_one_node else ""
-            return [f"{shape.text}, but {given}{hint}"]
+            return f"{shape.text}, but {given}{hint}"
     for first, second in itertools.combinations(shapes, 2):
         if first.low > second.high or second.low > first.high:
-            return [f"{first.text}, but {second.text}"]
+            return f"{first.text}, but {second.text}"
     last_device = max((device.index for device in table.devices), default=-1)
     if gpus and last_device >= gpus:
-        return [f"--gpus {options.gpus} contradicts the list of devices, which has device {last_device}"]
-    return []
+        return f"--gpus {options.gpus} contradicts the list of devices, which has device {last_device}"
+    return ""
 
 
 def _network(options: HardwareOptions, output: NcclTestsOutput) -> tuple[str, str, Sequence[str], list[str]]:

@@ -38,10 +38,13 @@ _FABRICS = ", ".join(FABRICS)
 _BASELINE_STEP = "give --baseline FILE, learned from good runs of `seatrial run`"
 
 
+MeasuredBy = tuple[Check, tuple[metric, ...]]  # a check, and those of its metrics that another tool measures too
+
+
 @cache
-def measured_by(tool: str) -> Mapping[str, tuple[Check, tuple[metric, ...]]]:
+def measured_by(tool: str) -> Mapping[str, MeasuredBy]:
     """Test of another tool → the check that measures the same, and its metrics."""
-    found: dict[str, tuple[Check, tuple[metric, ...]]] = {}
+    found: dict[str, MeasuredBy] = {}
     for check in catalog().values():
         for declared in check.declared:
             for name, _, test in (text.partition(" ") for text in declared.also_measured_by):

@@ -91,11 +91,8 @@ def typical_duration(
     }
     defaults = {name: field.default for name, field in check.options.model_fields.items()}
     values = {**defaults, **options}
-    options_s = 0.0
-    for name, seconds_per_one in duration.options.items():
-        value = values.get(name)
-        if isinstance(value, int | float):
-            options_s += seconds_per_one * value
+    numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
+    options_s = sum(seconds_per_one * numbers.get(name, 0) for name, seconds_per_one in duration.options.items())
     units_s = sum(seconds_per_unit * counts[unit] for unit, seconds_per_unit in duration.per.items())
     return duration.seconds + units_s + options_s + network_duration(check, options, network)
 

@@ -8,7 +8,6 @@ from functools import cache, cached_property
 
 from pydantic import JsonValue
 
-from seatrial.checks.check import Check
 from seatrial.checks.declare import declaration, metric
 from seatrial.config.schema import Fabric
 from seatrial.discover.nccl_tests_output import NcclTestsOutput
@@ -27,7 +26,7 @@ from seatrial.model.benchmark import (
 )
 from seatrial.model.rule import BOUND, Condition
 from seatrial.pipeline.benchmark_hardware import ALGORITHMS, HardwareOptions, TableHardware, table_hardware
-from seatrial.pipeline.benchmark_verdicts import NODE, BenchmarkRun, measured_by
+from seatrial.pipeline.benchmark_verdicts import NODE, BenchmarkRun, MeasuredBy, measured_by
 from seatrial.pipeline.nccl_tests_table import SATURATING_BYTES, Series, split_series
 
 _TOOL = "nccl-tests"
@@ -41,7 +40,7 @@ _WRONG_DATA_FIX = (
 
 
 @cache
-def _checks() -> Mapping[str, tuple[Check, tuple[metric, ...]]]:
+def _checks() -> Mapping[str, MeasuredBy]:
     """Operation → its check and metrics, for the operations that a program of nccl-tests measures too."""
     return {check.operation: (check, declared) for check, declared in measured_by(_TOOL).values()}
 

@@ -33,8 +33,7 @@ def localize(
     if job is None or job.nodes > nodes - len(results.lost_nodes):
         return
     if results.localization and results.jobs:
-        results.run_dir.discard_checks({measurement.check for measurement in results.localization})
-        results.localization = []
+        results.discard({measurement.check for measurement in results.localization})
     if results.localization:
         return
     verdicts = judge(

@@ -11,6 +11,7 @@ from statistics import median
 from seatrial.discover.nccl_tests_output import REDUCTIONS, Row, Table
 from seatrial.model import format_bytes, size_label
 from seatrial.model.benchmark import MeasuredSize
+from seatrial.util.grouping import grouped
 
 # Operations whose column ``count`` has the number of elements of one rank, not of all ranks
 _COUNT_PER_RANK = ("all_gather", "reduce_scatter", "all_to_all")
@@ -86,9 +87,8 @@ class Series:
     @cached_property
     def sizes(self) -> tuple[MeasuredSize, ...]:
         """The bandwidths at each size, in order of size; with repeated sweeps (-N) their medians."""
-        by_label: dict[str, list[Row]] = {}
-        for row in sorted(self.rows, key=lambda row: row.size):
-            by_label.setdefault(nominal_size_label(row.size), []).append(row)
+        rows_by_size = sorted(self.rows, key=lambda row: row.size)
+        by_label = grouped((nominal_size_label(row.size), row) for row in rows_by_size)
         found = []
         for label, rows in by_label.items():
             out_of_place = [row.out_of_place.busbw for row in rows if row.out_of_place]
@@ -134,10 +134,7 @@ class Series:
 
 def split_series(table: Table) -> list[Series]:
     """Return the rows, grouped by data type, reduction and root; rows without data are left out."""
-    series: dict[tuple[object, ...], list[Row]] = {}
-    for row in table.rows:
-        if row.size:
-            series.setdefault((row.type, row.redop, row.root), []).append(row)
+    series = grouped(((row.type, row.redop, row.root), row) for row in table.rows if row.size)
     return [Series(table, rows) for rows in series.values()]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from seatrial.config.schema import Container
+from seatrial.util.grouping import grouped
 from seatrial.util.input_files import read_json
 
 
@@ -23,12 +24,12 @@ def node_environments(run_dir: Path, container: Container) -> list[JsonValue]:
             report_by_node[str(report.pop("node"))] = report
         except (OSError, ValueError, LookupError, AttributeError, TypeError):  # truncated, or of another program
             continue
-    nodes_by_report: dict[str, list[JsonValue]] = {}
-    for node, report in sorted(report_by_node.items()):
-        nodes_by_report.setdefault(json.dumps(report, sort_keys=True), []).append(node)
+    nodes_by_report = grouped(
+        (json.dumps(report_by_node[node], sort_keys=True), node) for node in sorted(report_by_node)
+    )
     requested: dict[str, JsonValue] = {"runtime": container.runtime, "image": container.image}
     environments: list[JsonValue] = []
     for report_json, nodes in nodes_by_report.items():
         report = json.loads(report_json)
-        environments.append({"nodes": nodes, **requested, "in_container": bool(report.get("evidence")), **report})
+        environments.append({"nodes": [*nodes], **requested, "in_container": bool(report.get("evidence")), **report})
     return environments

@@ -6,8 +6,6 @@ more time than a partition of Slurm allows is split.
 
 from __future__ import annotations
 
-import difflib
-import fnmatch
 import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +15,8 @@ from pydantic import JsonValue, ValidationError
 
 from seatrial import __version__
 from seatrial.checks.check import Check
-from seatrial.config.schema import Config, JobPlacement
+from seatrial.config.expect import matching
+from seatrial.config.schema import Config, JobPlacement, duration_setting
 from seatrial.hardware.network_time import SLOW_FACTOR, TcpNetwork
 from seatrial.model import (
     CLUSTER,
@@ -29,8 +28,8 @@ from seatrial.model import (
     Scope,
     Topology,
     UsageError,
-    first_validation_error,
     size_label,
+    validation_message,
 )
 from seatrial.pipeline.durations import Network, configured_network, network_duration, start_duration, typical_duration
 
@@ -70,6 +69,11 @@ class Plan:
     not_run: tuple[Measurement, ...]
     excluded_checks: dict[str, str]
 
+    @property
+    def checks_not_run(self) -> list[str]:
+        """The checks that no job can run."""
+        return [measurement.check for measurement in self.not_run]
+
 
 def make_plan(
     config: Config,
@@ -103,15 +107,16 @@ def make_plan(
     if time_limit_s is not None:
         excluded |= dict.fromkeys(_checks_over_time_limit(runnable, config, node_gpus, nodes, time_limit_s), TIME_LIMIT)
     remaining = [check for check in runnable if check.name not in {*excluded, *done}]
-    jobs: list[Job] = []
-    for job in _jobs_by_placement(remaining, config, node_gpus, nodes):
-        jobs += _split_job(job, config, max_job_s)
-    jobs = [job.model_copy(update={"topology": topology}) if job.placement == "ranks" else job for job in jobs]
-    preflight = _preflight(remaining, jobs)
-    jobs = [job if job.placement == "control" else job.model_copy(update={"preflight": preflight}) for job in jobs]
-    not_run_now = tuple(measurement for name, measurement in not_run.items() if name not in done)
-    on_nodes = [job for job in jobs if job.placement != "control"]  # the first of them has the preflight
+    whole_jobs = _jobs_by_placement(remaining, config, node_gpus, nodes)
+    jobs = [part for job in whole_jobs for part in _split_job(job, config, max_job_s)]
     control = [job for job in jobs if job.placement == "control"]
+    preflight, on_nodes = _preflight(remaining, jobs), []
+    for job in jobs:
+        if job.placement != "control":
+            update = {"preflight": preflight, "topology": topology if job.placement == "ranks" else None}
+            on_nodes.append(job.model_copy(update=update))
+    not_run_now = tuple(measurement for name, measurement in not_run.items() if name not in done)
+    # the first job on nodes has the preflight
     return Plan((*on_nodes[:1], *control, *on_nodes[1:]), not_run_now, excluded)
 
 
@@ -242,13 +247,10 @@ def _split_job(job: Job, config: Config, max_job_s: float | None) -> Iterator[Jo
 
 def _excluded_checks(names: list[str], only: list[str], skip: list[str]) -> dict[str, str]:
     """Return check → the option that excludes it. Raises UsageError if a pattern matches none of ``names``."""
-    for pattern in [*only, *skip]:
-        if not fnmatch.filter(names, pattern):
-            similar = difflib.get_close_matches(pattern, names, n=1)
-            hint = f"; did you mean {similar[0]!r}?" if similar else ""
-            raise UsageError(f"no check of this trial matches {pattern!r}{hint} (checks: {', '.join(names)})")
-    excluded = {name: "--only" for name in names if only and not any(fnmatch.fnmatch(name, p) for p in only)}
-    return excluded | {name: "--skip" for name in names if any(fnmatch.fnmatch(name, p) for p in skip)}
+    noun, hint = "check of this trial", f" (checks: {', '.join(names)})"
+    selected = matching(only, names, noun, hint) if only else names
+    excluded = {name: "--only" for name in names if name not in selected}
+    return excluded | dict.fromkeys(matching(skip, names, noun, hint), "--skip")
 
 
 def _skip_or_error(check: Check, config: Config, node_gpus: NodeGpus, nodes: int) -> Measurement | None:
@@ -284,23 +286,24 @@ def _options(check: Check, config: Config, network: Network) -> dict[str, JsonVa
     that has a threshold in the trial.
     """
     defaults: dict[str, JsonValue] = {}
+    fields = check.options.model_fields
     settings = config.checks[check.name]
-    if "limit_s" in check.options.model_fields and (slow_s := network_duration(check, settings.options, network)):
-        defaults["limit_s"] = check.options.model_fields["limit_s"].default + SLOW_FACTOR * slow_s
+    if "limit_s" in fields and (slow_s := network_duration(check, settings.options, network)):
+        defaults["limit_s"] = fields["limit_s"].default + SLOW_FACTOR * slow_s
     if check.timed_sizes and isinstance(network, TcpNetwork):
         options = check.options.model_validate(settings.options)
         sizes_with_threshold = {metric.rpartition(".")[2] for metric in settings.expect}  # such as 8GiB
         too_slow_sizes = check.omitted_sizes(options, network) if check.omitted_sizes else ()
         if added_sizes := [size for size in too_slow_sizes if size_label(size) in sizes_with_threshold]:
             defaults["sizes"] = [*check.timed_sizes(options, network).get("back_to_back", ()), *added_sizes]
-    if config.budget is not None and "budget_s" in check.options.model_fields:
+    if config.budget is not None and "budget_s" in fields:
         defaults["budget_s"] = config.budget
     placement = config.slurm.model_dump(include={*JobPlacement.model_fields}, exclude_none=True)
-    defaults |= {name: value for name, value in placement.items() if name in check.options.model_fields}
-    if "kubernetes" in check.options.model_fields and config.launcher == "kubernetes":
+    defaults |= {name: value for name, value in placement.items() if name in fields}
+    if "kubernetes" in fields and config.launcher == "kubernetes":
         defaults["kubernetes"] = config.kubernetes.model_dump(mode="json", exclude_defaults=True)
     claim = config.kubernetes.claim if config.launcher == "kubernetes" else None
-    if claim and check.needs.shared_folder and "paths" in check.options.model_fields:
+    if claim and check.needs.shared_folder and "paths" in fields:
         defaults["paths"] = [claim.path]
     return {**defaults, **settings.options}
 
@@ -312,7 +315,8 @@ def _budget_s(check: Check, options: Mapping[str, JsonValue]) -> float:
     try:
         validated = check.options.model_validate(options)
     except ValidationError as error:
-        raise UsageError(f"--budget: {check.name}: {first_validation_error(error)}") from error
+        given = duration_setting(float(str(options["budget_s"])))
+        raise UsageError(f"--budget {given}: {check.name}: {validation_message(error.errors()[0])}") from error
     return float(validated.model_dump()["budget_s"])
 
 

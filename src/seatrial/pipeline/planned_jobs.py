@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from seatrial.checks import catalog
 from seatrial.config import layers
 from seatrial.config.layers import ResolvedTrial
-from seatrial.config.schema import Config
+from seatrial.config.schema import Config, Override
 from seatrial.discover.gpu import GpuFacts
 from seatrial.launch import runs_remotely, select_launcher
 from seatrial.model import Job
@@ -24,10 +23,10 @@ from seatrial.pipeline.this_host import ThisHost, discover
 from seatrial.util.secrets import redacted, secret_values
 
 
-def resolve(trial: str, overrides: Sequence[tuple[str, str, Any]]) -> ResolvedTrial:
+def resolve(trial: str, overrides: Sequence[Override]) -> ResolvedTrial:
     """Return the config of a trial with SEATRIAL_SET_* variables and overrides. Raises UsageError.
 
-    ``trial``: the name of a shipped trial, or a file. ``overrides``: (origin, dotted key, value).
+    ``trial``: the name of a shipped trial, or a file.
     """
     return layers.resolve(trial, overrides=overrides, environ=os.environ, schemas=catalog())
 

@@ -36,18 +36,10 @@ class Preview:
     localization: Job | None = None
     as_root: bool = False
 
-    @property
-    def not_run(self) -> list[str]:
-        """The checks that no job can run."""
-        return [measurement.check for measurement in self.plan.not_run]
-
 
 def preview(request: Request) -> Preview:
     """Return the plan and the commands of a run without starting it. Raises UsageError."""
-    settings, this_host = request.config, planning_host(request.config)
-    gpus, baseline = this_host.gpu_models(settings), load_baseline(settings)
-    plausibility.validate_thresholds(settings, catalog(), gpus, baseline)
-    plan = plan_request(request, this_host)
+    settings, this_host, baseline, plan = _planned(request)
     search = localization_job(settings, catalog(), plan.jobs, request.time_limit_s)
     notes = planned_notes(settings, plan, this_host, baseline)
     return Preview(plan, rendered_jobs(settings, plan.jobs), notes, search, runs_as_root(settings))
@@ -61,13 +53,18 @@ def prepare(request: Request, path: Path) -> tuple[tuple[Job, str], ...]:
     from seatrial.launch.torchrun import write_scripts  # `seatrial run --dry-run` needs no scripts
 
     run_dir = RunDir.create(path, request)
-    settings, this_host = request.config, planning_host(request.config)
-    plausibility.validate_thresholds(settings, catalog(), this_host.gpu_models(settings), load_baseline(settings))
-    plan = plan_request(request, this_host)
+    settings, this_host, _, plan = _planned(request)
     run_dir.save(this_host.machine(settings))
     by_user = [job for job in plan.jobs if job.placement != "control"]
     write_scripts(settings, plan.jobs, run_dir.path)
     return rendered_jobs(settings, by_user, run_dir.path)
+
+
+def _planned(request: Request) -> tuple[Config, ThisHost, Baseline | None, Plan]:
+    settings, this_host = request.config, planning_host(request.config)
+    baseline = load_baseline(settings)
+    plausibility.validate_thresholds(settings, catalog(), this_host.gpu_models(settings), baseline)
+    return settings, this_host, baseline, plan_request(request, this_host)
 
 
 def planned_notes(settings: Config, plan: Plan, this_host: ThisHost, baseline: Baseline | None) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from seatrial.checks import catalog
 from seatrial.config import layers
-from seatrial.config.schema import Config
+from seatrial.config.schema import Config, Override
 from seatrial.diagnose import refreshed_findings
 from seatrial.diagnose.causes import Run
 from seatrial.diagnose.slow_nodes import search_notes
@@ -39,6 +39,7 @@ from seatrial.model.verdict_text import LAX_THRESHOLD
 from seatrial.pipeline.run_directory import load_trial
 from seatrial.pipeline.tested_hardware import cpu_only, device_conflict, tested_hardware
 from seatrial.util.gc_pause import gc_paused
+from seatrial.util.grouping import grouped
 from seatrial.util.text import and_more
 
 _SIZES = ("nodes", "gpus_per_node")  # keys of cluster that another trial may set, beside checks
@@ -50,12 +51,12 @@ def rejudge(
     trial: Trial,
     baseline_file: Path | None = None,
     other_trial: str = "",
-    overrides: Sequence[tuple[str, str, Any]] = (),
+    overrides: Sequence[Override] = (),
 ) -> Trial:
     """Return the trial judged by the rules of this version. ``baseline_file`` replaces the site baseline of the trial.
 
-    ``other_trial``: name or file of a trial whose thresholds and required checks count; ``overrides``: (origin, key,
-    value) of settings that count instead of those of the trial: see ``_with_checks_of``.
+    ``other_trial``: name or file of a trial whose thresholds and required checks count; ``overrides``: settings that
+    count instead of those of the trial: see ``_with_checks_of``.
     Raises UsageError if the config is not valid in this version, or if the new baseline cannot be read, exceeds
     physical limits or is of other GPU models.
     """
@@ -84,6 +85,7 @@ def with_verdicts(
 
     ``settings``: the config of the record, validated. ``other_verdicts`` are added.
     """
+    run = site_baseline.learned_run("", trial.host, trial.started, trial.measurements)
     verdicts = judge(
         settings,
         trial.jobs,
@@ -92,7 +94,7 @@ def with_verdicts(
         trial.excluded_checks,
         baseline,
         retries=trial.retries,
-        site_includes_run=_includes_run(baseline, trial),
+        site_includes_run=bool(baseline and baseline.includes(run)),
     )
     verdicts += search_verdicts(trial.localization, catalog()) + other_verdicts
     insights = trial_insights(settings, trial.measurements, catalog(), baseline)
@@ -113,7 +115,7 @@ def with_findings(trial: Trial, run: Run, findings: tuple[Finding, ...]) -> Tria
 
 
 def _with_checks_of(
-    other_trial: str, recorded: Config, overrides: Sequence[tuple[str, str, Any]]
+    other_trial: str, recorded: Config, overrides: Sequence[Override]
 ) -> tuple[Config, tuple[Verdict, ...]]:
     """Return the recorded config with thresholds and required checks of another trial, and verdicts on other options.
 
@@ -165,13 +167,6 @@ def learn(name: str, paths: Sequence[Path]) -> str:
 def load_baseline(settings: Config) -> Baseline | None:
     """Return the site baseline that the config names; None if it names none. Raises UsageError."""
     return site_baseline.load(Path(settings.baseline), catalog()) if settings.baseline else None
-
-
-def _includes_run(site: Baseline | None, trial: Trial) -> bool:
-    """Return whether the site baseline was learned from the run of the record."""
-    if site is None:
-        return False
-    return site.includes(site_baseline.learned_run("", trial.host, trial.started, trial.measurements))
 
 
 def make_decision(
@@ -265,10 +260,7 @@ def _own_values(verdicts: Sequence[Verdict]) -> Iterator[str]:
 def _smaller_sizes(jobs: Sequence[Job]) -> Iterator[str]:
     """Yield a note for each reason why checks were judged at a smaller size than their default."""
     reason_by_check = {name: job.left_out[name] for job in jobs for name in job.checks if name in job.left_out}
-    checks_by_reason: dict[str, list[str]] = {}
-    for check, reason in reason_by_check.items():
-        checks_by_reason.setdefault(reason, []).append(check)
-    for reason, checks in checks_by_reason.items():
+    for reason, checks in grouped((reason, check) for check, reason in reason_by_check.items()).items():
         yield f"judged at a smaller size: {and_more(checks, _MAX_NAMED)}, since {reason}"
 
 

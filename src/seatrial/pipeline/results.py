@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -14,20 +14,17 @@ from typing import Protocol
 
 from seatrial.checks import catalog
 from seatrial.config.schema import Config
-from seatrial.model import JOB_FAILURES, Job, JobFailure, JobResult, Measurement, MissingNode, Outcome, Session, Timing
+from seatrial.launch.watch import JobDisplay
+from seatrial.model import JOB_FAILURES, Job, JobFailure, JobResult, Measurement, MissingNode, Outcome, Timing
+from seatrial.model.trial import NEW_RUN
 from seatrial.pipeline.plan import LOCALIZATION_JOB
-from seatrial.pipeline.run_directory import RunDir
+from seatrial.pipeline.run_directory import RunDir, SavedRun
+from seatrial.util.grouping import grouped
 from seatrial.util.secrets import redacted, secret_values
 
 
-class Display(Protocol):
+class Display(JobDisplay, Protocol):
     """Live output of a trial for the user."""
-
-    def job_started(self, job: Job, attempt: int) -> None: ...
-
-    def show_status(self, text: str) -> None: ...
-
-    def show_waiting(self, state: str, seconds: float) -> None: ...
 
     def show_plan(
         self,
@@ -47,8 +44,6 @@ class Display(Protocol):
 
     def show_not_run(self, checks: Sequence[str], outcome: Outcome, reason: str) -> None: ...
 
-    def warn(self, text: str) -> None: ...
-
 
 class JobNotStarted(Exception):
     """No check of a job was started: its nodes or the scheduler refused it; the message has the reason."""
@@ -59,9 +54,10 @@ class GpuExchanged(JobNotStarted):
 
 
 @dataclass
-class TrialResults:
+class TrialResults(SavedRun):
     """Results of the trial so far. This object is also the Listener (launch/watch.py) of the trial's jobs.
 
+    ``sessions``: earlier ones; each `run --resume` adds a session.
     ``on_complete`` is called with the results and the name of a check when all ranks have measured the check, and after
     each of its ERRORs.
     """
@@ -70,11 +66,7 @@ class TrialResults:
     settings: Config
     display: Display
     on_complete: Callable[[TrialResults, str], None] = lambda _results, _check: None
-    measurements: list[Measurement] = field(default_factory=list)
-    retries: list[Measurement] = field(default_factory=list)  # second and third measurements of checks
     localization: list[Measurement] = field(default_factory=list)  # search for slow nodes after the trial's checks
-    job_results: list[JobResult] = field(default_factory=list)
-    sessions: list[Session] = field(default_factory=list)  # earlier ones: each `run --resume` adds a session
     timings: list[Timing] = field(default_factory=list)
     stop_reason: str = ""
     missing_nodes: dict[str, MissingNode] = field(default_factory=dict)  # key: name of the node
@@ -105,13 +97,9 @@ class TrialResults:
 
     def add_not_run(self, measurements: Iterable[Measurement]) -> None:
         """Add the ERROR or SKIP of checks that no job can run; show those with the same reason together."""
-        checks_by_reason: dict[tuple[Outcome, str], list[str]] = {}
-        for measurement in map(self._store, measurements):
-            outcome = Outcome.ERROR if measurement.error else Outcome.SKIP
-            reason = measurement.error or measurement.skipped or ""
-            checks_by_reason.setdefault((outcome, reason), []).append(measurement.check)
-        for (outcome, reason), checks in checks_by_reason.items():
-            self.display.show_not_run(checks, outcome, reason)
+        checks = grouped(((each.error, each.skipped), each.check) for each in map(self._store, measurements))
+        for (error, skipped), names in checks.items():
+            self.display.show_not_run(names, Outcome.ERROR if error else Outcome.SKIP, error or skipped or "")
 
     def add_measurement(self, measurement: Measurement) -> None:
         measurement = self._store(measurement)
@@ -129,19 +117,25 @@ class TrialResults:
         Raises GpuExchanged if its GPU is not the one that an earlier session measured.
         """
         self.refuse_other_gpu(measurement)
+        update: dict[str, object] = {"error": redacted(measurement.error, self.secrets)}
         if self.jobs and self.jobs[-1].retry:  # the ERROR measurements of run_job do not have the number of the retry
-            measurement = measurement.model_copy(update={"retry": self.jobs[-1].retry})
-        if measurement.error:
-            measurement = measurement.model_copy(update={"error": redacted(measurement.error, self.secrets)})
+            update["retry"] = self.jobs[-1].retry
         if JOB_FAILURES in measurement.facts:
             failures = redacted(measurement.facts[JOB_FAILURES], self.secrets)
-            measurement = measurement.model_copy(update={"facts": {**measurement.facts, JOB_FAILURES: failures}})
+            update["facts"] = {**measurement.facts, JOB_FAILURES: failures}
+        measurement = measurement.model_copy(update=update)
         self.run_dir.save(measurement)
         if measurement.check not in self.settings.checks:
             self.localization.append(measurement)
         else:
             (self.retries if measurement.retry else self.measurements).append(measurement)
         return measurement
+
+    def discard(self, checks: Collection[str]) -> None:
+        """Discard all measurements of these checks, and their retries, also in the journal of the run."""
+        self.run_dir.discard_checks(checks)
+        super().discard(checks)
+        self.localization = [measurement for measurement in self.localization if measurement.check not in checks]
 
     def refuse_other_gpu(self, measurement: Measurement) -> None:
         """Raise GpuExchanged if the subject had another GPU in an earlier session: a record has one set of GPUs."""
@@ -150,7 +144,7 @@ class TrialResults:
             command = new_run_command(self.run_dir.request.command)
             raise GpuExchanged(
                 f"{measurement.subject} is {measurement.gpu_uuid}, but was {first.gpu_uuid} when {first.check} was "
-                f"measured in an earlier session. The GPU or the node was exchanged: start a new run: {command}"
+                f"measured in an earlier session. The GPU or the node was exchanged: {NEW_RUN}{command}"
             )
 
     def add_job_result(self, result: JobResult) -> JobResult:
@@ -188,7 +182,10 @@ class TrialResults:
         """Record the time inside the context as overhead."""
         start = time.monotonic()
         yield
-        self.timings.append(Timing(name=name, kind="overhead", seconds=time.monotonic() - start))
+        self.add_overhead(name, time.monotonic() - start)
+
+    def add_overhead(self, name: str, seconds: float) -> None:
+        self.timings.append(Timing(name=name, kind="overhead", seconds=seconds))
 
 
 def new_run_command(command: Sequence[str]) -> str:

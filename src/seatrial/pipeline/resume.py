@@ -8,7 +8,7 @@ from pathlib import Path
 
 from seatrial import report
 from seatrial.checks import catalog
-from seatrial.launch import cancel_earlier_jobs, runs_as_root, select_launcher
+from seatrial.launch import runs_as_root, select_launcher, trial_launcher
 from seatrial.model import Job, Machine, Measurement, SeatrialError, Trial, Why
 from seatrial.pipeline.plan import Plan
 from seatrial.pipeline.planned_jobs import plan_request
@@ -24,37 +24,35 @@ def load_earlier_sessions(results: TrialResults, machine: Machine) -> None:
     varied too much. All checks are measured again if ``machine``, where the trial runs now, is not the machine of the
     measurements. Raises GpuExchanged if a GPU was exchanged between two of the measurements.
     """
-    for message in cancel_earlier_jobs(results.settings, results.run_dir.path):
+    for message in trial_launcher(results.settings).cancel_earlier_jobs(results.run_dir.path):
         results.display.warn(message)
-    saved = results.run_dir.recover()
-    for warning in saved.warnings:
+    results.run_dir.recover(results)
+    for warning in results.warnings:
         results.display.warn(warning)
     thresholds = {name: check.expect for name, check in results.settings.checks.items()}
     discarded_checks = {
         measurement.check
-        for measurement in saved.measurements
+        for measurement in results.measurements
         if measurement.error
         or any(
             each.why is Why.UNREADABLE and each.metric in thresholds.get(measurement.check, ())
             for each in measurement.absent
         )
     }
-    machine_changed = saved.machine != machine
+    machine_changed = results.machine != machine
     if machine_changed:
-        discarded_checks = {measurement.check for measurement in saved.measurements}
-    if machine_changed and saved.machine and discarded_checks:
-        before, now = _description(saved.machine, machine), _description(machine, saved.machine)
+        discarded_checks = {measurement.check for measurement in results.measurements}
+    if machine_changed and results.machine and discarded_checks:
+        before, now = _description(results.machine, machine), _description(machine, results.machine)
         results.display.warn(f"machine changed from {before} to {now}: measuring all checks again")
         report.set_aside(results.run_dir.path)  # else a killed run would leave the ACCEPTED of the other machine
     if discarded_checks:
-        results.run_dir.discard_checks(discarded_checks)
-    if machine_changed:  # after discard_checks: a kill in between must not mix results of two machines
+        results.discard(discarded_checks)
+    if machine_changed:  # after the discard: a kill in between must not mix results of two machines
         results.run_dir.save(machine)
-    usable = [measurement for measurement in saved.measurements if measurement.check not in discarded_checks]
-    results.measurements = [measurement for measurement in usable if measurement.check in results.settings.checks]
-    results.localization = [measurement for measurement in usable if measurement.check not in results.settings.checks]
-    results.retries = [measurement for measurement in saved.retries if measurement.check not in discarded_checks]
-    results.job_results, results.sessions = saved.job_results, saved.sessions
+    usable, checks = results.measurements, results.settings.checks
+    results.measurements = [measurement for measurement in usable if measurement.check in checks]
+    results.localization = [measurement for measurement in usable if measurement.check not in checks]
     for measurement in (*usable, *results.retries):
         if measurement.gpu_uuid and "/gpu" in measurement.subject:
             results.gpus.setdefault(measurement.subject, measurement)
@@ -80,9 +78,7 @@ def remaining_plan(plan: Plan, results: TrialResults, this_host: ThisHost, nodes
     done = completed_checks(plan, results.measurements)
     partial = {measurement.check for measurement in results.measurements} - set(done)
     if partial:
-        results.run_dir.discard_checks(partial)
-        results.measurements = [measurement for measurement in results.measurements if measurement.check not in partial]
-        results.retries = [measurement for measurement in results.retries if measurement.check not in partial]
+        results.discard(partial)
     remaining = startable_plan(results.run_dir.request, this_host, nodes, done)
     remaining = replace(
         remaining, jobs=tuple(_without_measured_time(job, results.run_dir.path) for job in remaining.jobs)
@@ -92,7 +88,7 @@ def remaining_plan(plan: Plan, results: TrialResults, this_host: ThisHost, nodes
             remaining.jobs,
             results.run_dir.path,
             remaining.excluded_checks,
-            [measurement.check for measurement in remaining.not_run],
+            remaining.checks_not_run,
             as_root=runs_as_root(results.settings),
         )
     return remaining
@@ -110,7 +106,7 @@ def _without_measured_time(job: Job, run_dir: Path) -> Job:
 def completed_checks(plan: Plan, measurements: Sequence[Measurement]) -> list[str]:
     """Return the checks that all ranks have measured, or that the plan does not run."""
     rank_counts = {name: job.process_count for job in plan.jobs for name in job.checks}
-    not_run = {measurement.check for measurement in plan.not_run}
+    not_run = plan.checks_not_run
     ranks_by_check: dict[str, set[int]] = {measurement.check: set() for measurement in measurements}
     for measurement in measurements:
         if measurement.rank is not None:  # None: an earlier plan could not run the check, and recorded SKIP or ERROR

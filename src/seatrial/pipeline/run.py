@@ -17,7 +17,7 @@ from seatrial.diagnose.signatures import check_signatures
 from seatrial.diagnose.throttling import throttling_findings
 from seatrial.judge import checks_to_retry, judge, plausibility
 from seatrial.judge.retry import MAX_RETRIES, complete_retries
-from seatrial.launch import check_access, node_shortage, select_launcher
+from seatrial.launch import select_launcher, trial_launcher
 from seatrial.launch.watch import run_job
 from seatrial.model import (
     Baseline,
@@ -42,6 +42,7 @@ from seatrial.pipeline.run_directory import RunDir
 from seatrial.pipeline.this_host import ThisHost, discover
 from seatrial.util import processes, signals
 from seatrial.util.gc_pause import gc_paused
+from seatrial.util.grouping import grouped
 from seatrial.util.secrets import redacted
 
 INTERRUPTED = "interrupted"
@@ -54,18 +55,19 @@ def run(run_dir: RunDir, display: Display) -> Trial:
     reported. If nothing is left to measure and the record is complete, the recorded trial is returned and no file is
     changed; ``run_dir.is_unchanged`` is then true.
     """
-    results = TrialResults(run_dir, run_dir.request.config, display, show_completed_check)
-    results.timings.append(Timing(name="start of the command", kind="overhead", seconds=processes.age_s()))
+    settings = run_dir.request.config
+    results = TrialResults(run_dir, settings, display, show_completed_check)
+    results.add_overhead("start of the command", processes.age_s())
     process_start = time.monotonic() - processes.age_s()
     with results.timed("discover"):
         this_host = discover()
     with results.timed("plan"):
-        check_access(results.settings)
+        trial_launcher(settings).require_access()
         nodes = _nodes_to_test(results)
         plan = startable_plan(run_dir.request, this_host, nodes)
-        baseline = load_baseline(results.settings)
-        gpu_models = this_host.gpu_models(results.settings)
-        plausibility.validate_thresholds(results.settings, catalog(), gpu_models, baseline)
+        baseline = load_baseline(settings)
+        gpu_models = this_host.gpu_models(settings)
+        plausibility.validate_thresholds(settings, catalog(), gpu_models, baseline)
         check_signatures()  # an invalid file of the site must be reported now, not after hours of measurements
 
     def run_job_on_same_nodes(job: Job) -> None:
@@ -73,22 +75,24 @@ def run(run_dir: RunDir, display: Display) -> Trial:
 
     nothing_measured = False
     with _record_stop_reason(results):
-        load_earlier_sessions(results, this_host.machine(results.settings))
+        load_earlier_sessions(results, this_host.machine(settings))
         remaining = remaining_plan(plan, results, this_host, nodes)
         if remaining.jobs:
-            for line in planned_notes(results.settings, plan, this_host, baseline):
+            for line in planned_notes(settings, plan, this_host, baseline):
                 display.show_note(line)
         results.add_not_run(remaining.not_run)
-        if results.settings.launcher == "torchrun":  # the user starts all jobs, before seatrial is called again
+        if settings.launcher == "torchrun":  # the user starts all jobs, before seatrial is called again
             from seatrial.launch.torchrun import write_scripts
 
-            write_scripts(results.settings, remaining.jobs, run_dir.path)
+            write_scripts(settings, remaining.jobs, run_dir.path)
         for job in remaining.jobs:
             run_job_on_same_nodes(job)
         _discard_incomplete_retries(results)
-        if results.settings.retry:
+        if settings.retry:
             for number in range(1, MAX_RETRIES + 1):
-                for job in _retry_jobs(plan, results, baseline, number):
+                reasons = checks_to_retry(settings, results.measurements, results.retries, catalog(), number, baseline)
+                for job in retry_jobs(jobs_as_run(plan.jobs, results.jobs), reasons, number):
+                    display.retry_started(job, reasons)
                     run_job_on_same_nodes(job)
         localize(plan, results, baseline, nodes, run_job_on_same_nodes)
         nothing_measured = not (results.jobs or remaining.not_run)
@@ -97,11 +101,12 @@ def run(run_dir: RunDir, display: Display) -> Trial:
     with signals.stop_signals_ignored():
         results.sort()
         trial = _assessed(_record(results, plan, this_host), results, baseline)
-        trial = _with_durations(trial, results, process_start)
         if nothing_measured and (recorded := finished_record(results.run_dir.path, trial)):
             run_dir.is_unchanged = True
             return recorded
-        return _write_reports(trial, results)
+        with results.timed("report"):  # the first rendering is only timed: the reports that are written have this time
+            report.render_all(trial)
+        return _write_reports(_with_durations(trial, results, process_start), results)
 
 
 def show_completed_check(results: TrialResults, check: str) -> None:
@@ -110,8 +115,7 @@ def show_completed_check(results: TrialResults, check: str) -> None:
     As long as a further retry is needed, only the first measurements are judged.
     """
     settings = results.settings.model_copy(update={"checks": {check: results.settings.checks[check]}})
-    first_measurements = [measurement for measurement in results.measurements if measurement.check == check]
-    retries = [measurement for measurement in results.retries if measurement.check == check]
+    first_measurements, retries = _of_check(check, results)
     next_retry = max((measurement.retry for measurement in retries), default=0) + 1
     retry_pending = settings.retry and checks_to_retry(settings, first_measurements, retries, catalog(), next_retry)
     jobs = results.jobs[::-1]  # the last job first: after the loss of a node, a check runs in a smaller job
@@ -171,27 +175,22 @@ def _assessed(trial: Trial, results: TrialResults, baseline: Baseline | None) ->
     return trial.model_copy(update={"findings": shown, "telemetry": summary})
 
 
+def _of_check(check: str, results: TrialResults) -> tuple[list[Measurement], list[Measurement]]:
+    """Return the first measurements of a check, and those of its retries."""
+    first = [measurement for measurement in results.measurements if measurement.check == check]
+    return first, [measurement for measurement in results.retries if measurement.check == check]
+
+
 def _discard_incomplete_retries(results: TrialResults) -> None:
     """Discard the retries of each check whose last retry an earlier session did not complete."""
     incomplete = set()
     for check in {measurement.check for measurement in results.retries}:
-        first_measurements = [measurement for measurement in results.measurements if measurement.check == check]
-        retries = [measurement for measurement in results.retries if measurement.check == check]
+        first_measurements, retries = _of_check(check, results)
         if len(complete_retries(first_measurements, retries)) < max(measurement.retry for measurement in retries):
             incomplete.add(check)
     if incomplete:
         results.run_dir.discard_retries(incomplete)
-        results.retries = [measurement for measurement in results.retries if measurement.check not in incomplete]
-
-
-def _retry_jobs(plan: Plan, results: TrialResults, baseline: Baseline | None, number: int) -> list[Job]:
-    """Return the jobs of retry ``number``, 1 or 2: they measure checks with bad performance metrics again."""
-    settings = results.settings
-    reasons = checks_to_retry(settings, results.measurements, results.retries, catalog(), number, baseline)
-    jobs = list(retry_jobs(jobs_as_run(plan.jobs, results.jobs), reasons, number))
-    for job in jobs:
-        results.display.retry_started(job, reasons)
-    return jobs
+        results.discard_retries(incomplete)
 
 
 def _nodes_to_test(results: TrialResults) -> int:
@@ -199,7 +198,7 @@ def _nodes_to_test(results: TrialResults) -> int:
     settings = results.settings
     if settings.cluster.min_nodes is None:
         return settings.cluster.nodes
-    shortage = node_shortage(settings)
+    shortage = trial_launcher(settings).node_shortage()
     if shortage is None:
         return settings.cluster.nodes
     results.add_missing_nodes(shortage.missing)
@@ -241,9 +240,7 @@ def _run_job(job: Job, results: TrialResults) -> None:
             results.preflight_passed = True
         measurements = results.retries if job.retry else [*results.measurements, *results.localization]
         check_seconds = sum(_check_seconds(job.checks, measurements).values())
-        overhead = max(0.0, result.seconds - check_seconds)
-        name = f"start and end of the job {job.name!r}"
-        results.timings.append(Timing(name=name, kind="overhead", seconds=overhead))
+        results.add_overhead(f"start and end of the job {job.name!r}", max(0.0, result.seconds - check_seconds))
     # not raised in the loop: there, run_job raises KeyboardInterrupt if the attempt was also interrupted
     last = results.job_results[-1]
     if last.state is JobState.REFUSED:
@@ -255,11 +252,8 @@ def _run_job(job: Job, results: TrialResults) -> None:
 
 def _check_seconds(checks: Sequence[str], measurements: Sequence[Measurement]) -> dict[str, float]:
     """Return the seconds of each check on its slowest rank, for which the other ranks wait."""
-    seconds: dict[str, list[float]] = {name: [] for name in checks}
-    for measurement in measurements:
-        if measurement.check in seconds:
-            seconds[measurement.check].append(measurement.seconds)
-    return {name: max(values) for name, values in seconds.items() if values}
+    seconds = grouped((measurement.check, measurement.seconds) for measurement in measurements)
+    return {name: max(seconds[name]) for name in checks if name in seconds}
 
 
 @contextmanager
@@ -316,10 +310,6 @@ def _write_reports(trial: Trial, results: TrialResults) -> Trial:
     try:
         results.run_dir.save(trial.sessions[-1])
         trial = trial.model_copy(update={"manifest": results.run_dir.manifest()})
-        with results.timed("report"):
-            report.render_all(trial)
-        # the first rendering is only timed: the reports written below include that time
-        trial = _with_report_time(trial, results.timings[-1])
         report.write_all(trial, results.run_dir.path)
     except (OSError, report.NotWritten) as error:
         path = shlex.quote(str(results.run_dir.path))
@@ -336,16 +326,3 @@ def _write_reports(trial: Trial, results: TrialResults) -> Trial:
             trial = trial.model_copy(update={"decision": incomplete})
         report.write_some(trial, results.run_dir.path)
     return trial
-
-
-def _with_report_time(trial: Trial, timing: Timing) -> Trial:
-    """Return the trial with the time of its reports added to its timings and, so that they agree, to its duration."""
-    last = trial.sessions[-1]
-    last = last.model_copy(update={"seconds": last.seconds + timing.seconds, "overhead": (*last.overhead, timing)})
-    return trial.model_copy(
-        update={
-            "timings": (*trial.timings, timing),
-            "seconds": trial.seconds + timing.seconds,
-            "sessions": (*trial.sessions[:-1], last),
-        }
-    )

@@ -13,7 +13,7 @@ import json
 import os
 import reprlib
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from seatrial import __version__
 from seatrial.config.argument_paths import is_folder, path_exists
-from seatrial.config.schema import Config
+from seatrial.config.schema import Config, Override
 from seatrial.model import Frozen, JobResult, Machine, Measurement, Session, Trial, UsageError, first_validation_error
 from seatrial.util import journal
 from seatrial.util.files import atomic_write, remove_incomplete
@@ -51,7 +51,7 @@ class Request(Frozen):
     time_limit_s: float | None = None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SavedRun:
     """Content of measurements.jsonl, without discarded measurements."""
 
@@ -61,6 +61,18 @@ class SavedRun:
     sessions: list[Session] = field(default_factory=list)
     machine: Machine | None = None  # the machine on which the measurements were made
     warnings: list[str] = field(default_factory=list)  # records that could not be read
+
+    def discard(self, checks: Collection[str]) -> None:
+        """Discard all measurements of these checks, and their retries. Raises TypeError if ``checks`` is no list."""
+        self.measurements = _without(self.measurements, checks)
+        self.discard_retries(checks)
+
+    def discard_retries(self, checks: Collection[str]) -> None:
+        self.retries = _without(self.retries, checks)
+
+
+def _without(measurements: Iterable[Measurement], checks: Collection[str]) -> list[Measurement]:
+    return [measurement for measurement in measurements if measurement.check not in checks]
 
 
 class RunDir:
@@ -109,9 +121,8 @@ class RunDir:
         """
         try:
             text = read_text(path / "run.json")
-            _check_format(path)
+            _check_journal(path, text)
             request = Request.model_validate_json(text)
-            _check_unchanged(path, text)
             _set_umask(path)
             run_dir = cls(path.resolve(), request)
             remove_incomplete(run_dir.path)
@@ -120,13 +131,11 @@ class RunDir:
             raise UsageError(f"--resume {path}: {_missing_run(path)}") from error
         except OSError as error:
             raise UsageError(f"--resume {path}: {error.strerror or error}: {error.filename}") from error
-        except ValidationError as error:
-            raise UsageError(f"--resume {path}: run.json is damaged: {error.errors()[0]['msg']}") from error
         except UnicodeDecodeError as error:
             raise UsageError(f"--resume {path}: run.json is damaged: {error}") from error
 
-    def change_slurm(self, overrides: Sequence[tuple[str, str, Any]]) -> None:
-        """Change settings slurm.* (origin, key, value) of a run that has measured nothing: Slurm rejected its jobs.
+    def change_slurm(self, overrides: Sequence[Override]) -> None:
+        """Change settings slurm.* of a run that has measured nothing: Slurm rejected its jobs.
 
         Raises UsageError for an invalid setting, or if there are measurements, which were made with other settings.
         """
@@ -165,9 +174,12 @@ class RunDir:
         """Record that the retries of these checks so far no longer count; their first measurements still do."""
         self._journal.append({_DISCARDED_RETRIES: sorted(checks)})
 
-    def recover(self) -> SavedRun:
-        """Return the saved run. After a kill, some measurements are only in a rank's journal: they are saved first."""
-        saved = SavedRun()
+    def recover(self, saved: SavedRun | None = None) -> SavedRun:
+        """Return the saved run, by default as a new object.
+
+        After a kill, some measurements are only in a rank's journal: they are saved first.
+        """
+        saved = saved or SavedRun()
         records, saved.warnings = journal.read(self._journal.path)
         earlier = list(map(_measurement, records))
         saved_keys = set(map(_measurement_key, earlier))
@@ -264,25 +276,19 @@ def record_format() -> str:
     return _digest(json.dumps([fields, metrics, "sha256"], sort_keys=True))[:16]
 
 
-def _check_format(path: Path) -> None:
-    """Raise UsageError if the journal was begun by a build of seatrial that writes other records than this one."""
-    records, _warnings = journal.read(path / _JOURNAL)
-    first_record = next((record for record in records if "request" in record), None)
-    if first_record and first_record.get("format") != record_format():
-        version = first_record.get("seatrial")
+def _check_journal(path: Path, text: str) -> None:
+    """Raise UsageError if another build began the journal, or it has no digest of ``text``, the content of run.json."""
+    records, warnings = journal.read(path / _JOURNAL)
+    requests = [record for record in records if "request" in record]
+    if requests and requests[0].get("format") != record_format():
+        version = requests[0].get("seatrial")
         writer = f"seatrial {reprlib.repr(version)}" if version else "an older seatrial"
         raise UsageError(
             f"--resume {path}: the run was begun by {writer}, whose records differ from those of this build "
             f"({__version__}): resume it with the build that began it, or start a new run: seatrial run"
         )
-
-
-def _check_unchanged(path: Path, text: str) -> None:
-    """Raise UsageError if ``text``, the content of run.json, has none of the digests in measurements.jsonl."""
-    records, warnings = journal.read(path / _JOURNAL)
-    digests = [record["request"] for record in records if "request" in record]
-    if _digest(text) not in digests:
-        reason = "was changed since the trial started" if digests else "has no matching measurements.jsonl"
+    if _digest(text) not in (record["request"] for record in requests):
+        reason = "was changed since the trial started" if requests else "has no matching measurements.jsonl"
         reason = "; ".join([reason, *warnings[:1]])
         raise UsageError(f"--resume {path}: run.json {reason}; start a new run: seatrial run")
 
@@ -317,12 +323,9 @@ def _add_records(records: Iterable[journal.Record], saved: SavedRun, path: Path)
 def _add_record(record: journal.Record, saved: SavedRun) -> None:
     """Apply a record of measurements.jsonl to ``saved``. Raises ValidationError or TypeError if it is damaged."""
     if _DISCARDED_CHECKS in record:
-        checks = set(record[_DISCARDED_CHECKS])
-        saved.measurements = [measurement for measurement in saved.measurements if measurement.check not in checks]
-        saved.retries = [measurement for measurement in saved.retries if measurement.check not in checks]
+        saved.discard(record[_DISCARDED_CHECKS])
     elif _DISCARDED_RETRIES in record:
-        checks = set(record[_DISCARDED_RETRIES])
-        saved.retries = [measurement for measurement in saved.retries if measurement.check not in checks]
+        saved.discard_retries(record[_DISCARDED_RETRIES])
     elif "result" in record:
         saved.job_results.append(JobResult.model_validate(record["result"]))
     elif "machine" in record:
@@ -357,11 +360,9 @@ def load_trial(path: Path, *, verify_results: bool = True) -> Trial:
         if verify_results and file.name == "trial.json":
             _check_results(file.parent, trial.manifest, hint)
         return trial
-    except FileNotFoundError as error:
-        if file == path:
-            raise UsageError(f"cannot read {file}: {error.strerror}{hint}") from error
-        raise UsageError(f"{path} {_missing_record(path)}{hint}") from error
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and file != path:
+            raise UsageError(f"{path} {_missing_record(path)}{hint}") from error
         raise UsageError(f"cannot read {file}: {error.strerror or error}{hint}") from error
     except ValidationError as error:
         raise UsageError(

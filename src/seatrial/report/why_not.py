@@ -102,7 +102,8 @@ def _trial_reasons(trial: Trial) -> Iterator[NotAcceptedReason]:
     if trial.decision.reason_code:
         yield NotAcceptedReason(trial.decision.reason)  # the reason contains the next step
     if trial.stop_reason:
-        yield NotAcceptedReason("the trial ended early", trial.stop_reason, "`seatrial run --resume RUN`")
+        command = trial.new_run_command or "seatrial run --resume RUN"
+        yield NotAcceptedReason("the trial ended early", trial.stop_reason, f"`{command}`")
     if trial.gpu_error:
         yield NotAcceptedReason("GPUs cannot be used", trial.gpu_error)
 

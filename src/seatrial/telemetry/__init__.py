@@ -10,6 +10,7 @@ from seatrial.model.telemetry import Telemetry
 from seatrial.telemetry import files
 from seatrial.telemetry.aggregate import TelemetryAggregator
 from seatrial.util.input_files import read_bytes
+from seatrial.util.text import error_text
 
 MAX_GAP_MESSAGES = 8  # messages about missing samples in the warnings of a record
 
@@ -32,7 +33,7 @@ def summarize_run(
             if message := files.merge_samples(folder):
                 messages.append(message)
         except (OSError, ValueError) as error:
-            messages.append(f"{folder.name}: telemetry samples could not be merged: {_reason(error)}")
+            messages.append(f"{folder.name}: telemetry samples could not be merged: {error_text(error)}")
     paths = [path for folder in folders if (path := folder / files.TELEMETRY_FILE).is_file()]
     sampled_checks = [name for job in sampled_jobs for name in job.checks if name in phase_by_check]
     sampled_phases = {name: phase_by_check[name] for name in sampled_checks}
@@ -42,7 +43,7 @@ def summarize_run(
             for device in files.read_devices(path):
                 aggregator.add(device)
         except (OSError, ValueError) as error:
-            messages.append(f"{path}: not read to its end: {_reason(error)}")
+            messages.append(f"{path}: not read to its end: {error_text(error)}")
     gap_messages = aggregator.sampling_gaps()
     if gap_messages:
         gap_messages += _sampler_errors(run_dir)
@@ -51,10 +52,6 @@ def summarize_run(
         messages.append(f"and {len(gap_messages) - MAX_GAP_MESSAGES} more messages about missing samples")
     file_names = tuple(str(path.relative_to(run_dir)) for path in paths)
     return aggregator.summary().model_copy(update={"files": file_names, "warnings": tuple(messages)})
-
-
-def _reason(error: OSError | ValueError) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _sampler_errors(run_dir: Path) -> Iterator[str]:

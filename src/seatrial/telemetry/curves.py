@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean, median
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from seatrial.model.telemetry import (
     CLOCKS_EVENT_REASONS,
@@ -44,11 +44,7 @@ _BAND: dict[Literal["min", "median", "max"], Callable[[list[float]], float]] = {
 }
 
 
-class _Sample(NamedTuple):
-    """A sample of a device: its index in the columns, and the number of its step in the curves."""
-
-    column_index: int
-    step: int
+_Samples = Sequence[tuple[int, int]]  # index of each sample in the columns, and number of its step in the curves
 
 
 class Curves:
@@ -68,7 +64,7 @@ class Curves:
         for index in range(bisect_left(device.time, begin), bisect_right(device.time, end)):
             step = self._step(device.time[index] - begin + axis_begin)
             if 0 <= step < self._step_count:
-                samples.append(_Sample(index, step))
+                samples.append((index, step))
         if not samples:
             return
         self.devices.add(device.subject)
@@ -91,7 +87,7 @@ class Curves:
         """Return the number of the step at ``axis_s`` seconds on the axis."""
         return int(axis_s // self._step_s)
 
-    def _step_means(self, column: Sequence[float | None], samples: Sequence[_Sample]) -> array[float] | None:
+    def _step_means(self, column: Sequence[float | None], samples: _Samples) -> array[float] | None:
         """Return the mean of the column in each step, NaN in steps without a value; None if there is no value."""
         if not column:
             return None
@@ -105,7 +101,7 @@ class Curves:
             return None
         return array("f", (total / count if count else _NAN for total, count in zip(sums, counts, strict=True)))
 
-    def _add_states(self, device: DeviceSamples, samples: Sequence[_Sample], steps: range) -> None:
+    def _add_states(self, device: DeviceSamples, samples: _Samples, steps: range) -> None:
         """Set the states of ``steps``: the reasons of a sample hold until the next sample, at most REASON_VALID_S."""
         masks = device.column(CLOCKS_EVENT_REASONS)
         state_by_mask = {

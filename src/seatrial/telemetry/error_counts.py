@@ -14,6 +14,7 @@ Empty parts are omitted, to keep the facts of thousands of healthy ranks small.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -57,14 +58,14 @@ class ErrorCounts:
     def metrics(self, gpu_subject: str, node: str) -> Iterator[Metric]:
         """Yield ``new_errors.*`` of each counter with level FAIL or WARN; a port counter is summed over all ports."""
         definitions = counter_definitions()
-        sums: dict[tuple[str, str], int] = {}  # (counter, subject) → new errors
+        sums: Counter[tuple[str, str]] = Counter()  # (counter, subject) → new errors
         for device, counters in self._increased.items():
             is_port = "/" in device  # such as mlx5_0/1
             definition_by_counter, subject = (definitions.port, node) if is_port else (definitions.gpu, gpu_subject)
             for counter, (before, after) in counters.items():
                 new_errors = increase(before, after)
                 if new_errors and definition_by_counter[counter].level in _ERROR_LEVELS:
-                    sums[counter, subject] = sums.get((counter, subject), 0) + new_errors
+                    sums[counter, subject] += new_errors
         if xids := [xid for xid in self._xids if definitions.for_xid(xid).level in _ERROR_LEVELS]:
             sums["xid", gpu_subject] = len(xids)
         for (counter, subject), new_errors in sums.items():

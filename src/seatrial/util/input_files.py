@@ -17,6 +17,7 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
@@ -28,9 +29,8 @@ MAX_LINE_BYTES = 2**27  # a line of telemetry has all samples of a GPU: 60 MB fo
 GZIP_MAGIC = b"\x1f\x8b"  # first bytes of gzipped data
 MAX_GZIP_RATIO = 200  # unpacked / packed bytes; telemetry has 10 to 40, as a column of times hardly compresses
 LOG_ALLOWANCE = 2**30  # unpacked bytes of a log that are allowed at any ratio: repeated lines shrink to a thousandth
-MAX_PIPE_BYTES = (
-    4 * 2**30
-)  # of a pipe or device, which may be endless; a log of 1,024 ranks with NCCL_DEBUG=INFO has less
+# of a pipe or device, which may be endless; a log of 1,024 ranks with NCCL_DEBUG=INFO has less
+MAX_PIPE_BYTES = 4 * 2**30
 SILENT_S = 10.0
 _GZIP_ALLOWANCE = 2**20  # unpacked bytes of other files that are allowed at any ratio
 
@@ -124,10 +124,11 @@ def gzip_lines(path: Path) -> Iterator[bytes]:
 
     Raises ValueError for a line above MAX_LINE_BYTES, or for more unpacked bytes than MAX_GZIP_RATIO allows.
     """
-    with open_file(path) as packed, gzip.GzipFile(fileobj=packed) as file:
+    ends = suppress(EOFError, zlib.error, gzip.BadGzipFile)
+    with open_file(path) as packed, gzip.GzipFile(fileobj=packed) as file, ends:
         limit = os.fstat(packed.fileno()).st_size * MAX_GZIP_RATIO + _GZIP_ALLOWANCE
         unpacked = 0
-        while line := _next_line(file, min(MAX_LINE_BYTES, limit - unpacked) + 1):
+        while line := file.readline(min(MAX_LINE_BYTES, limit - unpacked) + 1):
             unpacked += len(line)
             if unpacked > limit:
                 raise ValueError(f"expands more than {MAX_GZIP_RATIO} times: not written by a sampler")
@@ -260,13 +261,6 @@ class _CountingStream:
         data = self._file.read(size)
         self.count += len(data)
         return data
-
-
-def _next_line(file: gzip.GzipFile, max_bytes: int) -> bytes:
-    try:
-        return file.readline(max_bytes)
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        return b""
 
 
 def tail_lines(path: Path, count: int, max_bytes: int) -> list[str]:

@@ -5,12 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 
-_MONTHS = {
-    name: number
-    for number, name in enumerate(
-        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"], 1
-    )
-}
+_MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
 # kubectl logs --prefix puts the names of pod and container before the time
 _PREFIX = r"^(?:\[pod/[^\]\n]{1,150}\] )?[^\n]{0,80}?"
 _CLOCK = r"(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d)(?:[.,](?P<f>\d{1,9}))?"
@@ -24,10 +19,7 @@ _FORMATS = (
     ),
     # syslog, journalctl -o short, dmesg -T
     re.compile(
-        _PREFIX
-        + r"\b(?P<name>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) {1,2}(?P<day>\d{1,2}) "
-        + _CLOCK
-        + r"(?: (?P<year>\d{4}))?"
+        _PREFIX + rf"\b(?P<name>{'|'.join(_MONTHS)}) {{1,2}}(?P<day>\d{{1,2}}) " + _CLOCK + r"(?: (?P<year>\d{4}))?"
     ),
     # glog: PyTorch writes months of one digit, Kubernetes of two
     re.compile(_PREFIX + r"\b[IWEF](?P<month>\d{1,2}?)(?P<day>\d\d) " + _CLOCK),
@@ -54,7 +46,7 @@ def log_time(line: str) -> float | None:
 
 def _calendar_time(parts: dict[str, str | None]) -> float | None:
     now = datetime.now(UTC)
-    month = int(parts["month"] or 0) if "month" in parts else _MONTHS[parts["name"] or ""]
+    month = int(parts["month"] or 0) if "month" in parts else _MONTHS.index(parts["name"] or "") + 1
     day, hour, minute, second = (int(parts[name] or 0) for name in ("day", "h", "m", "s"))
     fraction = float(f"0.{parts['f']}") if parts["f"] else 0.0
     year = parts.get("year")

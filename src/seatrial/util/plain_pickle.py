@@ -73,7 +73,8 @@ class _Reader:
                 self.position = position + 1
             elif action := _ACTIONS.get(opcode):
                 self.position = position
-                action(self)
+                method, argument = action
+                method(self, argument)
             elif opcode == pickle.STOP[0]:
                 return stack[-1]
             else:
@@ -86,6 +87,9 @@ class _Reader:
 
     def push(self, value: Any) -> None:
         self._stack.append(value)
+
+    def push_new(self, kind: type[Any]) -> None:
+        self.push(kind())
 
     def take(self, size: int) -> bytes:
         """Return the next ``size`` bytes."""
@@ -103,38 +107,42 @@ class _Reader:
         (value,) = struct.unpack(layout, self.take(struct.calcsize(layout)))
         return value
 
-    def text(self, layout: str) -> None:
+    def push_number(self, layout: str) -> None:
+        self.push(self.number(layout))
+
+    def push_bytes(self, layout: str) -> None:
+        """Push bytes; ``layout``: the format of their number."""
+        self.push(self.take(self.number(layout)))
+
+    def push_text(self, layout: str) -> None:
         """Push a text; ``layout``: the format of its length."""
         self.push(self.take(self.number(layout)).decode("utf-8", errors="replace"))
 
-    def integer(self, layout: str) -> None:
+    def push_integer(self, layout: str) -> None:
         """Push an integer; ``layout``: the format of its number of bytes."""
         size = self.number(layout)
         if not 0 <= size <= _MAX_INTEGER_BYTES:
             raise ValueError(f"the pickle has an integer of {size} bytes")
         self.push(int.from_bytes(self.take(size), "little", signed=True))
 
-    def mark(self) -> None:
+    def mark(self, _: None) -> None:
         if len(self._marks) >= _MAX_MARKS:
             raise ValueError(f"the pickle is nested deeper than {_MAX_MARKS} levels")
         self._marks.append(len(self._stack))
 
-    def tuple_of(self, count: int) -> None:
-        self.push(tuple(self._popped(len(self._stack) - count)))
+    def push_tuple(self, count: int | None) -> None:
+        self.push(tuple(self._popped(count)))
 
-    def marked_tuple(self) -> None:
-        self.push(tuple(self._popped(self._marks.pop())))
-
-    def append(self, height: int) -> None:
-        """Append the objects of the stack from ``height`` to the list below them."""
-        items = self._popped(height)
+    def append(self, count: int | None) -> None:
+        """Append popped objects to the list below them."""
+        items = self._popped(count)
         if not isinstance(self._stack[-1], list):
             raise ValueError("the pickle appends to an object that is no list: damaged")
         self._stack[-1].extend(items)
 
-    def set_items(self, height: int) -> None:
-        """Add the keys and values of the stack from ``height`` to the dict below them."""
-        items = self._popped(height)
+    def set_items(self, count: int | None) -> None:
+        """Add popped keys and values to the dict below them."""
+        items = self._popped(count)
         target = self._stack[-1]
         if not isinstance(target, dict) or len(items) % 2:
             raise ValueError("the pickle sets items of an object that is no dict: damaged")
@@ -143,61 +151,47 @@ class _Reader:
                 raise ValueError(f"the pickle has a dict key of type {type(key).__name__}")
             target[key] = value
 
-    def _popped(self, height: int) -> list[Any]:
-        """Remove the objects of the stack from ``height``, and return them."""
+    def _popped(self, count: int | None) -> list[Any]:
+        """Remove the last ``count`` objects of the stack, or those since the last mark, and return them."""
+        height = self._marks.pop() if count is None else len(self._stack) - count
         if not 0 <= height <= len(self._stack):
             raise IndexError
         items = self._stack[height:]
         del self._stack[height:]
         return items
 
-    def memoize(self) -> None:
+    def memoize(self, _: None) -> None:
         self._memo[len(self._memo)] = self._stack[-1]
 
-    def height_without(self, count: int) -> int:
-        """Return the height of the stack without its last ``count`` objects."""
-        return len(self._stack) - count
-
-    def pop_mark(self) -> int:
-        return self._marks.pop()
-
-    def protocol(self) -> None:
-        if (version := self.number("<B")) > 5:
+    def protocol(self, layout: str) -> None:
+        if (version := self.number(layout)) > 5:
             raise ValueError(f"the pickle has protocol {reprlib.repr(version)}, expected at most 5")
 
 
 _FREQUENT = (pickle.BINGET[0], pickle.LONG_BINGET[0], pickle.BINPUT[0], pickle.LONG_BINPUT[0], pickle.BININT1[0])
-_ACTIONS: Mapping[int, Callable[[_Reader], object]] = {
-    code[0]: action
-    for code, action in {
-        pickle.PROTO: _Reader.protocol,
-        pickle.FRAME: lambda reader: reader.number("<Q"),
-        pickle.MARK: _Reader.mark,
-        pickle.NONE: lambda reader: reader.push(None),
-        pickle.NEWTRUE: lambda reader: reader.push(True),
-        pickle.NEWFALSE: lambda reader: reader.push(False),
-        pickle.BININT: lambda reader: reader.push(reader.number("<i")),
-        pickle.BININT2: lambda reader: reader.push(reader.number("<H")),
-        pickle.LONG1: lambda reader: reader.integer("<B"),
-        pickle.LONG4: lambda reader: reader.integer("<i"),
-        pickle.BINFLOAT: lambda reader: reader.push(reader.number(">d")),
-        pickle.SHORT_BINUNICODE: lambda reader: reader.text("<B"),
-        pickle.BINUNICODE: lambda reader: reader.text("<I"),
-        pickle.BINUNICODE8: lambda reader: reader.text("<Q"),
-        pickle.SHORT_BINBYTES: lambda reader: reader.push(reader.take(reader.number("<B"))),
-        pickle.BINBYTES: lambda reader: reader.push(reader.take(reader.number("<I"))),
-        pickle.BINBYTES8: lambda reader: reader.push(reader.take(reader.number("<Q"))),
-        pickle.EMPTY_LIST: lambda reader: reader.push([]),
-        pickle.EMPTY_DICT: lambda reader: reader.push({}),
-        pickle.EMPTY_TUPLE: lambda reader: reader.push(()),
-        pickle.TUPLE: _Reader.marked_tuple,
-        pickle.TUPLE1: lambda reader: reader.tuple_of(1),
-        pickle.TUPLE2: lambda reader: reader.tuple_of(2),
-        pickle.TUPLE3: lambda reader: reader.tuple_of(3),
-        pickle.APPEND: lambda reader: reader.append(reader.height_without(1)),
-        pickle.APPENDS: lambda reader: reader.append(reader.pop_mark()),
-        pickle.SETITEM: lambda reader: reader.set_items(reader.height_without(2)),
-        pickle.SETITEMS: lambda reader: reader.set_items(reader.pop_mark()),
-        pickle.MEMOIZE: _Reader.memoize,
-    }.items()
+# Opcode → the method that executes it, and the argument of the method. None as a count: up to the last mark
+_ACTIONS: Mapping[int, tuple[Callable[[_Reader, Any], object], Any]] = {
+    code[0]: (method, argument)
+    for method, arguments in (
+        (_Reader.protocol, {pickle.PROTO: "<B"}),
+        (_Reader.number, {pickle.FRAME: "<Q"}),
+        (_Reader.mark, {pickle.MARK: None}),
+        (_Reader.push, {pickle.NONE: None, pickle.NEWTRUE: True, pickle.NEWFALSE: False}),
+        (_Reader.push_number, {pickle.BININT: "<i", pickle.BININT2: "<H", pickle.BINFLOAT: ">d"}),
+        (_Reader.push_integer, {pickle.LONG1: "<B", pickle.LONG4: "<i"}),
+        (
+            _Reader.push_text,
+            {pickle.SHORT_BINUNICODE: "<B", pickle.BINUNICODE: "<I", pickle.BINUNICODE8: "<Q"},
+        ),
+        (_Reader.push_bytes, {pickle.SHORT_BINBYTES: "<B", pickle.BINBYTES: "<I", pickle.BINBYTES8: "<Q"}),
+        (_Reader.push_new, {pickle.EMPTY_LIST: list, pickle.EMPTY_DICT: dict, pickle.EMPTY_TUPLE: tuple}),
+        (
+            _Reader.push_tuple,
+            {pickle.TUPLE: None, pickle.TUPLE1: 1, pickle.TUPLE2: 2, pickle.TUPLE3: 3},
+        ),
+        (_Reader.append, {pickle.APPEND: 1, pickle.APPENDS: None}),
+        (_Reader.set_items, {pickle.SETITEM: 2, pickle.SETITEMS: None}),
+        (_Reader.memoize, {pickle.MEMOIZE: None}),
+    )
+    for code, argument in arguments.items()
 }

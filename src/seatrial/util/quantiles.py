@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
@@ -129,15 +130,8 @@ def _variance_ratio(correlation: float) -> float:
 def _normal_scores(samples: Sequence[float]) -> list[float]:
     """Return the standard normal quantile of each sample's rank; equal samples have the same one."""
     ordered, count, normal = sorted(samples), len(samples), NormalDist()
-    first_rank: dict[float, int] = {}  # by value
-    last_rank: dict[float, int] = {}
-    for rank, value in enumerate(ordered):
-        first_rank.setdefault(value, rank)
-        last_rank[value] = rank
-    scores: dict[float, float] = {}  # by value
-    for value in first_rank:
-        mean_rank = (first_rank[value] + last_rank[value]) / 2
-        scores[value] = normal.inv_cdf((mean_rank + 0.5) / count)
+    middles = {value: (bisect_left(ordered, value) + bisect_right(ordered, value)) / 2 for value in {*ordered}}
+    scores = {value: normal.inv_cdf(middle / count) for value, middle in middles.items()}
     return [scores[value] for value in samples]
 
 

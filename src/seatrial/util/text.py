@@ -39,10 +39,10 @@ def plural(count: int, noun: str, nouns: str = "") -> str:
     return f"{count:,} {noun if count == 1 else nouns or f'{noun}s'}"
 
 
-def rank_list(ranks: Iterable[int], limit: int = 16) -> str:
-    """Return ranks as text, with ranges: ``rank 3``, ``ranks 0-2, 5``; of more than ``limit`` ranges only the first."""
+def rank_list(ranks: Iterable[int]) -> str:
+    """Return ranks as text, with ranges: ``rank 3``, ``ranks 0-2, 5``; of more than 16 ranges only the first."""
     texts = number_ranges(ranks)
-    return f"{'rank' if len(texts) == 1 and texts[0].isdecimal() else 'ranks'} {and_more(texts, limit)}"
+    return f"{'rank' if len(texts) == 1 and texts[0].isdecimal() else 'ranks'} {and_more(texts, 16)}"
 
 
 def number_ranges(numbers: Iterable[int]) -> list[str]:

@@ -23,6 +23,7 @@ from seatrial.checks.declare import Answers, absent, fact, metric, value, warnin
 from seatrial.checks.gpu.burn import COOLING, DTYPES, no_value
 from seatrial.checks.gpu.gemm import CPU_MATRIX_SIZE, GPU_MATRIX_SIZE, MAX_RELATIVE_ERROR
 from seatrial.checks.gpu.memory import CPU_ARRAY_BYTES, GPU_ARRAY_BYTES, bytes_to_test
+from seatrial.config.schema import duration_setting
 from seatrial.discover.gpu_counters import GPU_COUNTERS
 from seatrial.hardware.error_counters import counter_definitions
 from seatrial.model import Frozen, Phase, Scope, SeatrialError, Series, parse_bytes
@@ -51,9 +52,8 @@ class SoakOptions(Options):
     def _budget_has_enough_rounds(self) -> Self:
         if self.budget_s < MIN_ROUNDS * self.round_s:
             raise ValueError(
-                f"a budget of {self.budget_s:g} s is shorter than {MIN_ROUNDS} rounds of {self.round_s:g} s each, the "
-                f"fewest that show a trend: set a budget of at least {MIN_ROUNDS * self.round_s:g} s, or a smaller "
-                "option round_s"
+                f"shorter than {MIN_ROUNDS} rounds of {self.round_s:g} s each, the fewest that show a trend: set a "
+                f"budget of at least {duration_setting(MIN_ROUNDS * self.round_s)}, or a smaller option round_s"
             )
         return self
 
