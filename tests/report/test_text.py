@@ -27,6 +27,9 @@ from seatrial.util.text import plural
         ("tab\tand\nnewline", "tab\tand\nnewline"),
         ("مرحبا שלום", "مرحبا שלום"),
         ("half \ud800", "half \ufffd"),
+        ("pass\u200bed\u2060 \ufeffall\u00ad", "pass\ufffded\ufffd \ufffdall\ufffd"),
+        ("tag \U000e0041", "tag \ufffd"),
+        ("caf\u00e9\u00a05 \U0001f600\ufe0f", "caf\u00e9\u00a05 \U0001f600\ufe0f"),
     ],
 )
 def test_terminal_sequences_and_unprintable_characters_are_removed(raw: str, expected: str) -> None:
@@ -37,7 +40,7 @@ def test_terminal_sequences_and_unprintable_characters_are_removed(raw: str, exp
 def test_cleaned_text_has_no_control_characters(text: str) -> None:
     cleaned = clean(text)
     assert all(character in "\t\n" or ord(character) >= 32 for character in cleaned)
-    assert not set(cleaned) & {"\x1b", "\x7f", "\x9b", "\u2028", "\u202e", "\u2066"}
+    assert not set(cleaned) & {"\x1b", "\x7f", "\x9b", "\u2028", "\u202e", "\u2066", "\u200b", "\u2060", "\ufeff"}
     cleaned.encode()
     assert clean(cleaned) == cleaned
 
