@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from seatrial.checks.check import SkipIf
 from seatrial.diagnose.causes import Run, cause_findings
 from seatrial.diagnose.confirm import merge, unmerged, with_confirmations
 from seatrial.diagnose.hangs import CAUSE as HANG
@@ -250,13 +251,15 @@ def _findings_in_outputs(run: Run) -> Iterator[Finding]:
     for verdict in run.verdicts:
         check = run.checks.get(verdict.check) if verdict.outcome is Outcome.FAIL else None
         declared = check.declaration(verdict.metric) if check else None
-        if declared and declared.log_evidence:
+        if check and declared and declared.log_evidence:
             lines = verdict.evidence.replace("\\n", "\n").replace('\\"', '"')  # the evidence quotes a log as JSON
             for match in _matches_to_report(search_text(lines, verdict.check)):
                 # the rank that the line names may differ from the rank that ended first
                 rank = match.values.get("rank", "")
                 subject = f"rank {rank}" if rank.isdigit() else failed_ranks.get(verdict.check, verdict.subject)
-                yield match.finding(subject, "high").explaining([verdict])
+                program = {"program": "options.command"} if SkipIf.NO_COMMAND in check.skip_if else {}
+                of_program = match.model_copy(update={"values": match.values | program})
+                yield of_program.finding(subject, "high").explaining([verdict])
 
 
 def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[Finding]:
