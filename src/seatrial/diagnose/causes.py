@@ -13,11 +13,11 @@ from typing import Any
 
 from seatrial.checks.cause import Cause, filled
 from seatrial.checks.check import SLOWED_BY_PREFIX, Check
-from seatrial.diagnose.cause_data import Details, causes, node_of
+from seatrial.diagnose.cause_data import Details, causes
 from seatrial.discover.environment_variables import variables
 from seatrial.hardware.links import FactRole, role_facts
 from seatrial.judge.retry import PerformanceMetrics
-from seatrial.model import CLUSTER, Finding, Measurement, Outcome, Reason, Scope, Verdict, VerdictKey
+from seatrial.model import CLUSTER, Finding, Measurement, Outcome, Reason, Scope, Verdict, VerdictKey, ends, node_of
 from seatrial.model.trial import Confidence
 from seatrial.util.text import and_more
 
@@ -127,11 +127,11 @@ def cause_findings(run: Run) -> list[Finding]:
     }
     bad_by_node: dict[str, list[Verdict]] = {}  # node or CLUSTER; an index, since there may be thousands of suspects
     for verdict in run.bad:
-        for node in set(map(node_of, _ends(verdict.subject))):
+        for node in set(map(node_of, ends(verdict.subject))):
             bad_by_node.setdefault(node, []).append(verdict)
     explained: list[tuple[_Suspect, list[Verdict]]] = []  # suspects with their consequences
     for suspect in suspects:
-        nodes = list(map(node_of, _ends(suspect.place)))
+        nodes = list(map(node_of, ends(suspect.place)))
         # A dictionary, since a verdict on a pair of nodes is listed with both
         on_nodes = dict.fromkeys(verdict for node in [*nodes, CLUSTER] for verdict in bad_by_node.get(node, ()))
         candidates = run.bad if CLUSTER in nodes else list(on_nodes)
@@ -190,18 +190,9 @@ def overlap(place: str, subject: str) -> bool:
         return True
     return any(
         end == other or other.startswith(f"{end}/") or end.startswith(f"{other}/")
-        for end in _ends(subject)
-        for other in _ends(place)
+        for end in ends(subject)
+        for other in ends(place)
     )
-
-
-def _ends(subject: str) -> tuple[str, ...]:
-    """Both ends of a pair: ``n/gpu0->gpu1`` gives n/gpu0 and n/gpu1; a subject that is no pair gives itself."""
-    first, arrow, second = subject.partition("->")
-    if not arrow:
-        return (subject,)
-    node, slash, _ = first.partition("/")
-    return first, second if "/" in second or not slash else f"{node}/{second}"
 
 
 def _extent(place: str) -> int:
@@ -377,7 +368,7 @@ def node_command(template: str, place: str, node_prefix: str, names: Collection[
     {names} in ``template`` is replaced by ``names``; without names, by the name of the host that runs the command.
     """
     names_text = shlex.join(names) or '"$(hostname)"'
-    command, node = filled(template, place).replace("{names}", names_text), place.partition("/")[0].partition("->")[0]
+    command, node = filled(template, place).replace("{names}", names_text), node_of(place).partition("->")[0]
     if not node_prefix or node == CLUSTER or command.startswith(_CLIENT_PROGRAMS):
         return command
     shell = f"sh -c {shlex.quote(command)}" if set(command) & set(";|$&>") else command

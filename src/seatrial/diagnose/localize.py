@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from seatrial.checks.check import Check
 from seatrial.checks.declare import FindingTemplate
-from seatrial.diagnose.cause_data import node_of
 from seatrial.diagnose.causes import Run
-from seatrial.model import Finding, Measurement, Metric, Outcome, Reason, Verdict, format_value
+from seatrial.model import Finding, Measurement, Metric, Outcome, Reason, Verdict, format_value, node_of
 from seatrial.model.trial import Confidence
 from seatrial.util.text import and_more
 

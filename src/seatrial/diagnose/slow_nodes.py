@@ -24,7 +24,7 @@ from seatrial.hardware.pair_rates import (
     SlowRank,
 )
 from seatrial.hardware.pair_search import conclude
-from seatrial.model import CLUSTER, Finding, Insight, Measurement, Metric, Outcome, Phase, Scope, Verdict
+from seatrial.model import CLUSTER, Finding, Insight, Measurement, Metric, Outcome, Phase, Scope, Verdict, node_of
 from seatrial.model.trial import Confidence
 from seatrial.util.text import and_more
 
@@ -253,7 +253,7 @@ class _FindingWriter:
 
     def _finding(self, cause: str, title: str, subject: str, evidence: str, confidence: Confidence) -> Finding:
         command, fix = self._command_and_fix()
-        node = subject.partition("/")[0].partition("->")[0]
+        node = node_of(subject).partition("->")[0]
         commands = {
             "slow_path": f"tracepath {subject.partition('->')[2]}; {command}",
             "slow_rail": "ibstat; ibqueryerrors",
@@ -308,7 +308,7 @@ class _FindingWriter:
         texts = [
             f"{cause.title} on {cause.subject}"
             for cause in self.causes
-            if cause.cause not in (*SLOW_CAUSES, "node_differs") and cause.subject.partition("/")[0] == node
+            if cause.cause not in (*SLOW_CAUSES, "node_differs") and node_of(cause.subject) == node
         ]
         texts += [f"{name} is {value}" for name, value in self.differences.get(node, {}).items()]
         return f" Likely cause: {and_more(texts, _MAX_NAMED)}." if texts else ""

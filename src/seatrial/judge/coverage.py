@@ -22,6 +22,7 @@ from seatrial.model import (
     Reason,
     Scope,
     Verdict,
+    node_of,
 )
 from seatrial.util.text import and_more
 
@@ -138,7 +139,7 @@ def _rank_errors(job: Job, measured: Sequence[Measurement]) -> Iterator[str]:
         yield f"no measurement of {missing} of {job.process_count} ranks: {', '.join(ranks)}{others}"
         return
     counts = Counter(measurement.subject for measurement in measured)
-    nodes = Counter(subject.partition("/")[0] for subject in counts)
+    nodes = Counter(map(node_of, counts))
     if {*counts.values()} != {1} or len(nodes) != job.nodes or {*nodes.values()} != {job.ranks_per_node}:
         several = [f"{subject} ({count} times)" for subject, count in counts.items() if count > 1]
         text = and_more(several or [f"{count} on {node}" for node, count in sorted(nodes.items())], _MAX_NAMED)
@@ -233,7 +234,7 @@ def _may_have_metrics(check: Check, plan: RecordedPlan, measurement: Measurement
         return node == measurement.subject and (
             index in map(str, used) if isinstance(used, list) else index.isdecimal()
         )
-    return subject == measurement.subject.partition("/")[0]  # a check of a GPU may also measure ports of the GPU's node
+    return subject == node_of(measurement.subject)  # a check of a GPU may also measure ports of the GPU's node
 
 
 class RecordedPlan:
@@ -363,4 +364,4 @@ def subject_names(measurements: Iterable[Measurement]) -> set[str]:
 
 
 def node_names(subjects: Iterable[str]) -> set[str]:
-    return {subject.partition("/")[0] for subject in subjects}
+    return set(map(node_of, subjects))

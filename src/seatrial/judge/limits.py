@@ -37,6 +37,7 @@ from seatrial.model import (
     Rule,
     Verdict,
     format_value,
+    node_of,
     plausible_range,
 )
 from seatrial.model.benchmark import Bound
@@ -526,11 +527,11 @@ def _worse(decided: Verdict, other: Verdict) -> Verdict:
 
 def _limits_by_gpu(limit: Limit, group: MeasurementGroup, metrics: Sequence[Metric]) -> dict[str, float]:
     """GPU → the value that it must exceed: a share of its value of another metric, or of this / GPUs of its node."""
-    gpus = Counter(metric.subject.partition("/")[0] for metric in metrics)
+    gpus = Counter(node_of(metric.subject) for metric in metrics)
     return {
         single.subject: limit.value * single.value / (gpus[node] if limit.is_per_gpu else 1)
         for single in group.metrics.get(limit.single_metric, ())
-        if (node := single.subject.partition("/")[0]) in gpus
+        if (node := node_of(single.subject)) in gpus
     }
 
 

@@ -14,7 +14,7 @@ from itertools import takewhile
 from statistics import median
 
 from seatrial.checks.check import Check
-from seatrial.model import WORST_FIRST, BasisKind, Measurement, Metric, Outcome, Reason, Retry, Verdict
+from seatrial.model import WORST_FIRST, BasisKind, Measurement, Metric, Outcome, Reason, Retry, Verdict, node_of
 from seatrial.util.grouping import grouped
 
 CHANGE_FACT = "retry"  # fact of a retry: what differs from the first measurement
@@ -228,9 +228,7 @@ def _moved_faults(
     def bad_by_metric_and_node(verdicts: Iterable[Verdict]) -> dict[Key, list[Verdict]]:
         bad = (each for each in verdicts if is_bad(each) and is_performance[each.metric] and "/" in each.subject)
         keys = ((_key(each), each) for each in bad)
-        return grouped(
-            ((metric, subject.partition("/")[0], by_trial), each) for (metric, subject, by_trial), each in keys
-        )
+        return grouped(((metric, node_of(subject), by_trial), each) for (metric, subject, by_trial), each in keys)
 
     bad_second = bad_by_metric_and_node(second.verdicts.values())
     for key, in_first in bad_by_metric_and_node(first_verdicts).items():

@@ -19,6 +19,7 @@ from seatrial.model.measurement import Measurement, Metric
 from seatrial.model.outcome import Outcome
 from seatrial.model.rule import Baseline
 from seatrial.model.telemetry import Telemetry
+from seatrial.model.topology import Topology
 from seatrial.model.verdict import Verdict, VerdictKey
 from seatrial.util.secrets import redacted
 
@@ -190,6 +191,11 @@ class Trial(Frozen):
     manifest: dict[str, str] = Field(
         default={}, description="file of the run directory with results → SHA-256, when this record was made"
     )
+
+    @property
+    def topology(self) -> Topology | None:
+        """The switches and racks of the nodes, if a job knows them."""
+        return next((job.topology for job in self.jobs if job.topology), None)
 
     def as_stored(self) -> "Trial":
         """The trial as it is written to trial.json: units, and facts that many processes report, are there once.
