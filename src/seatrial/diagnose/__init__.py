@@ -34,6 +34,7 @@ from seatrial.diagnose.signature import MAX_QUOTE, Match
 from seatrial.diagnose.signatures import signatures as known_signatures
 from seatrial.diagnose.slow_nodes import search_findings
 from seatrial.model import FAILED_RANK, Finding, JobResult, JobState, Measurement, Outcome, Trial, Verdict
+from seatrial.util.grouping import grouped
 from seatrial.util.input_files import open_file
 from seatrial.util.secrets import secret_values
 from seatrial.util.text import and_more
@@ -129,9 +130,8 @@ def explain(matches: Iterable[Match], origins: LogOrigins | None = None) -> tupl
     facts = {match.signature.id for match in all_matches if match.signature.role == "fact"}
     has_slurm = "world.slurm" in facts or "world.kubernetes" not in facts
     network = unknown_network(all_matches)
-    by_signature: dict[str, list[Match]] = {}
-    for match in _ordered(_matches_to_report(all_matches), origins):
-        by_signature.setdefault(match.signature.id, []).append(match)
+    ordered = _ordered(_matches_to_report(all_matches), origins)
+    by_signature = grouped((match.signature.id, match) for match in ordered)
     findings: list[Finding] = []
     for same in by_signature.values():
         match = same[0]
@@ -223,10 +223,8 @@ def _with_explained_errors(
     """
     root_ids = {signature.id for signature in known_signatures() if signature.role == "root"}
     explained = {key for cause in causes for key in cause.explains}
-    errors: dict[str, list[Verdict]] = {}  # place → its ERRORs
-    for verdict in verdicts:
-        if verdict.outcome is Outcome.ERROR and verdict.key not in explained:
-            errors.setdefault(verdict.subject, []).append(verdict)
+    unexplained = (each for each in verdicts if each.outcome is Outcome.ERROR and each.key not in explained)
+    errors = grouped((verdict.subject, verdict) for verdict in unexplained)
 
     @cache  # many checks may have the same error
     def signature_ids(text: str) -> frozenset[str]:

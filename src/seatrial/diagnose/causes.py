@@ -19,6 +19,7 @@ from seatrial.hardware.links import FactRole, role_facts
 from seatrial.judge.retry import PerformanceMetrics
 from seatrial.model import CLUSTER, Finding, Measurement, Outcome, Reason, Scope, Verdict, VerdictKey, ends, node_of
 from seatrial.model.trial import Confidence
+from seatrial.util.grouping import grouped
 from seatrial.util.text import and_more
 
 VARIABLES_SOURCE = "data/environment_variables.yaml"
@@ -125,11 +126,9 @@ def cause_findings(run: Run) -> list[Finding]:
         if suspect.cause.consequence_of
         for verdict in suspect.evidence_verdicts
     }
-    bad_by_node: dict[str, list[Verdict]] = {}  # node or CLUSTER; an index, since there may be thousands of suspects
-    for verdict in run.bad:
-        for node in set(map(node_of, ends(verdict.subject))):
-            bad_by_node.setdefault(node, []).append(verdict)
-    explained: list[tuple[_Suspect, list[Verdict]]] = []  # suspects with their consequences
+    # by node or CLUSTER; an index, since there may be thousands of suspects
+    bad_by_node = grouped((node, verdict) for verdict in run.bad for node in set(map(node_of, ends(verdict.subject))))
+    explained = []  # suspects with their consequences
     for suspect in suspects:
         nodes = list(map(node_of, ends(suspect.place)))
         # A dictionary, since a verdict on a pair of nodes is listed with both
@@ -145,7 +144,7 @@ def cause_findings(run: Run) -> list[Finding]:
 def _needed_findings(explained: Sequence[tuple[_Suspect, list[Verdict]]]) -> list[Finding]:
     """The findings of suspects with their consequences, the most certain first; see cause_findings for omitted ones."""
     explained_verdicts = {verdict for _, consequences in explained for verdict in consequences}
-    findings: list[Finding] = []
+    findings = []
     # Verdict → index in _CONFIDENCE_ORDER of the most certain cause that explains the verdict
     best_index: dict[VerdictKey, int] = {}
     for suspect, consequences in explained:
@@ -238,9 +237,8 @@ def _listed(texts: Iterable[str]) -> str:
 
 def _by_place(cause: Cause, evidence: Sequence[Verdict], run: Run) -> dict[str, list[Verdict]]:
     """Place of the cause → the verdicts that are evidence of the cause there; see Cause for its place."""
-    place_of: dict[str, str] = {}  # subject → place
-    for subject in dict.fromkeys(verdict.subject for verdict in evidence):
-        place_of[subject] = {"node": node_of(subject), "cluster": CLUSTER}.get(cause.place, subject)
+    subjects = dict.fromkeys(verdict.subject for verdict in evidence)
+    place_of = {each: {"node": node_of(each), "cluster": CLUSTER}.get(cause.place, each) for each in subjects}
     if cause.place == "rank" and evidence:
         good_nodes = {node_of(v.subject) for v in run.verdicts if v.subject not in place_of and cause.is_evidence(v)}
         bad_ranks = Counter(map(node_of, place_of))

@@ -10,6 +10,7 @@ from seatrial.discover.collective_hangs import CollectiveHang, collective_hangs
 from seatrial.discover.flight_recorder import Dump, Operation, dump_name, read_dump
 from seatrial.model import Finding
 from seatrial.model.trial import Confidence
+from seatrial.util.grouping import grouped
 from seatrial.util.text import and_more, error_text, rank_list
 
 _MAX_NAMED = 4
@@ -20,11 +21,7 @@ def recorder_findings(paths: Iterable[Path], errors: list[str]) -> tuple[list[Fi
 
     Dumps with the same folder and prefix are one set. A dump that cannot be read adds a sentence to ``errors``.
     """
-    files_by_prefix: dict[tuple[Path, str], list[Path]] = {}  # (folder, prefix) → the files of one set
-    for path in paths:
-        if name := dump_name(path):
-            prefix, _ = name
-            files_by_prefix.setdefault((path.parent, prefix), []).append(path)
+    files_by_prefix = grouped(((path.parent, name[0]), path) for path in paths if (name := dump_name(path)))
     findings, notes = list[Finding](), list[str]()
     for (folder, prefix), files in files_by_prefix.items():
         dumps = list(_readable(files, errors))

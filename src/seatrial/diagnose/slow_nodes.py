@@ -26,6 +26,7 @@ from seatrial.hardware.pair_rates import (
 from seatrial.hardware.pair_search import conclude
 from seatrial.model import CLUSTER, Finding, Insight, Measurement, Metric, Outcome, Phase, Scope, Verdict, node_of
 from seatrial.model.trial import Confidence
+from seatrial.util.grouping import grouped
 from seatrial.util.text import and_more
 
 SLOW_CAUSES = ("slow_node", "slow_gpu", "slow_path", "slow_rail")
@@ -205,10 +206,8 @@ class _FindingWriter:
                 f"rank {rail} of every node is {deficit:.0%} slower with its partners than other ranks of the nodes"
             )
             yield self._finding("slow_rail", f"network rail {rail} is slow on all nodes", CLUSTER, evidence, "high")
-        for node in dict.fromkeys(rank.node for rank in self.conclusion.ranks):
-            yield self._node_finding([rank for rank in self.conclusion.ranks if rank.node == node])
-        for pair in dict.fromkeys(path.pair for path in self.conclusion.paths):
-            yield self._path_finding([path for path in self.conclusion.paths if path.pair == pair])
+        yield from map(self._node_finding, grouped((rank.node, rank) for rank in self.conclusion.ranks).values())
+        yield from map(self._path_finding, grouped((path.pair, path) for path in self.conclusion.paths).values())
 
     def _node_finding(self, ranks: Sequence[SlowRank]) -> Finding:
         node, deficits = ranks[0].node, [deficit for rank in ranks for deficit in rank.deficits]

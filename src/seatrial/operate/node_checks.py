@@ -25,6 +25,7 @@ from seatrial.operate import node_owners as owners
 from seatrial.pipeline.plan import NodeGpus, make_plan
 from seatrial.pipeline.planned_jobs import resolve
 from seatrial.util import data_files
+from seatrial.util.grouping import grouped
 from seatrial.util.node_name import node_name
 from seatrial.util.text import printable
 
@@ -126,12 +127,12 @@ def _used_gpus(
     Each process of such a GPU has an owner or is not visible here. A GPU with a process that no job, pod or service
     owns is omitted: the process should have ended with its job.
     """
-    owners_by_gpu: dict[str, list[str | None]] = {}
-    for measurement, processes in role_facts("gpu_processes", measurements, checks):
-        for process in processes if isinstance(processes, list) else ():
-            if isinstance(process, dict) and isinstance(process["pid"], int):
-                subject = f"{measurement.subject}/gpu{process['gpu']}"
-                owners_by_gpu.setdefault(subject, []).append(owners.owner(process["pid"], ended_job, root))
+    owners_by_gpu = grouped(
+        (f"{measurement.subject}/gpu{process['gpu']}", owners.owner(process["pid"], ended_job, root))
+        for measurement, processes in role_facts("gpu_processes", measurements, checks)
+        for process in (processes if isinstance(processes, list) else ())
+        if isinstance(process, dict) and isinstance(process["pid"], int)
+    )
     return {
         subject: f"used by {', '.join(sorted({name or 'a process that is not visible here' for name in names}))}"
         for subject, names in owners_by_gpu.items()

@@ -56,12 +56,12 @@ def gpus_of(trial: Trial) -> dict[str, Gpu]:
 
 def gpu_fields(trial: Trial) -> dict[str, Mapping[str, Any]]:
     """Subject → what NVML reports of each GPU in the record."""
-    found: dict[str, Mapping[str, Any]] = {}
-    for node, facts in _recorded(trial):
-        for fields in _objects(facts.get("gpus")):
-            if "index" in fields and "uuid" in fields:
-                found[f"{node}/gpu{fields['index']}"] = fields
-    return found
+    return {
+        f"{node}/gpu{fields['index']}": fields
+        for node, facts in _recorded(trial)
+        for fields in _objects(facts.get("gpus"))
+        if "index" in fields and "uuid" in fields
+    }
 
 
 def serial_digest(gpus: Mapping[str, Gpu]) -> str:

@@ -15,7 +15,6 @@ from seatrial.checks import catalog
 from seatrial.model import (
     WORST_FIRST,
     Artifact,
-    Basis,
     Decision,
     DecisionValue,
     Insight,
@@ -163,10 +162,7 @@ def coverage(trial: Trial) -> dict[str, list[str]]:
 
 def lax_thresholds(verdicts: Iterable[Verdict]) -> list[tuple[str, str]]:
     """(check, text) of each lax threshold, once for all subjects."""
-    lax: dict[tuple[str, str], Basis] = {}
-    for verdict in verdicts:
-        if verdict.basis and verdict.basis.lax_reason:
-            lax[verdict.check, verdict.metric] = verdict.basis
+    lax = {(each.check, each.metric): each.basis for each in verdicts if each.basis and each.basis.lax_reason}
     return [
         (check, f"{metric}, {replace(basis, lax_reason='')}: {basis.lax_reason}")
         for (check, metric), basis in lax.items()
