@@ -100,7 +100,7 @@ def hang_title(hang: CollectiveHang) -> tuple[str, str, Confidence]:
     ranks = rank_list(hang.ranks_at_fault)
     if hang.absent and hang.ranks_at_fault:
         return (
-            f"{ranks[:1].upper()}{ranks[1:]} did not arrive in the {hang.name} in which the others wait",
+            f"{ranks.capitalize()} did not arrive in the {hang.name} in which the others wait",
             "Find what the absent rank does instead: its stack, its log, its process state (D: storage or driver, T: "
             "stopped). A branch that only some ranks take, such as saving on rank 0, must not skip a collective.",
             "high",
@@ -121,7 +121,7 @@ def hang_title(hang: CollectiveHang) -> tuple[str, str, Confidence]:
         )
     if hang.without_dump:
         return (
-            f"{ranks[:1].upper()}{ranks[1:]} left no dump; the others wait in {hang.name}",
+            f"{ranks.capitalize()} left no dump; the others wait in {hang.name}",
             "Find why the rank wrote no dump: it was killed (dmesg), its node is gone, or it could not write the file. "
             "Until then the rank is only the most likely cause.",
             "medium",

@@ -58,7 +58,7 @@ def reasons_to_search(run: Run, nodes: int | None = None) -> dict[str, str]:
     bad = {each.check: each.summary for each in reversed(judged) if each.outcome is not Outcome.PASS}
     with_verdict = {(verdict.check, verdict.metric) for verdict in judged}
     shares = list(_inter_node_shares(run.measurements, inter_node))
-    unjudged: dict[str, str] = {}  # of several low shares of a check, the lowest is named
+    unjudged = {}  # of several low shares of a check, the lowest is named
     for check, metric in sorted(shares, key=lambda share: share[1].value, reverse=True):
         if metric.value < UNJUDGED_SHARE and (check, metric.name) not in with_verdict:
             value = f"{metric.value:.3g} {metric.unit}"
@@ -141,7 +141,7 @@ def search_findings(run: Run, causes: Sequence[Finding] = ()) -> list[Finding]:
         for verdict in run.bad
         if verdict.check in search_checks or (verdict.check in inter_node and run.is_speed(verdict))
     ]
-    findings: dict[tuple[str, str], Finding] = {}
+    findings = {}
     for conclusion, search in _conclusions(searches):
         differences = node_differences(run.measurements, run.checks)
         writer = _FindingWriter(conclusion, search, differences, causes, run.node_prefix)

@@ -74,7 +74,7 @@ def _gpu_with_fewer_nvlinks(lines: Sequence[str]) -> Values | None:
     from seatrial.discover.nvlinks import links_missing
     from seatrial.discover.nvml import Gpu, NvLink
 
-    gpus: list[Gpu] = []
+    gpus = []
     for row in filter(None, map(_TOPOLOGY_ROW.match, lines)):
         count = max(map(int, _NVLINKS.findall(row["cells"])), default=0)
         links = tuple(NvLink(link=number, active=True) for number in range(count))

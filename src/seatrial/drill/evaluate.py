@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from seatrial.drill.base import BAD_OUTCOMES, Drill, DrillResult, Expected
@@ -38,7 +38,8 @@ def evaluate(drill: Drill, evidence: Evidence) -> DrillResult:
     if evidence.trial is None:
         lines = evidence.error_output.strip().splitlines() or ["empty"]
         return result.model_copy(update={"problems": (f"no record; last line of stderr: {lines[-1][:MAX_CHARS]}",)})
-    return _evaluate_record(result, drill.expected, evidence.trial)
+    expected = replace(drill.expected, check=drill.expected.check or next(iter(drill.checks)))
+    return _evaluate_record(result, expected, evidence.trial)
 
 
 def finding_cause(finding: Finding) -> str:
@@ -56,8 +57,8 @@ def _evaluate_record(result: DrillResult, expected: Expected, trial: Trial) -> D
     parts = {
         "seen": bool(fault_verdicts),
         "located": any(re.search(expected.place, text) for text in place_texts),
-        "explained": bool(cause) and cause == expected.cause,
-        "command_right": re.search(expected.command, command) is not None if command else False,
+        "explained": cause != "" and cause == expected.cause,
+        "command_right": command != "" and re.search(expected.command, command) is not None,
         "action_right": None if expected.action is None else action == expected.action,
     }
     differences = {

@@ -155,7 +155,7 @@ def _files(
     ``record``: the content of trial.json that was judged, and the original. Raises UsageError if a journal belongs to
     another record.
     """
-    removed: list[str] = []
+    removed = []
     for name, path in paths.items():
         in_run = name.removeprefix(RUN)
         is_own = in_run in {*report.FILES, *trial.manifest}

@@ -92,7 +92,7 @@ def _runs(folder: Path) -> Iterator[Run]:
     name = f"history.{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]}"
     key = user_cache.key(__version__.encode(), repr(_CACHE.json_schema()).encode())
     cached = _read_cache(name, key)
-    entries: dict[str, _Entry] = {}
+    entries = {}
     read = 0
     for path in find_records(folder):
         file = path / RECORD if path.is_dir() else path

@@ -79,7 +79,7 @@ def learn(name: str, trials: Mapping[str, Trial], checks: Checks) -> Baseline:
     values_by_key: dict[BaselineKey, list[float]] = defaultdict(list)
     runs_by_key: dict[BaselineKey, set[str]] = defaultdict(set)
     learned_from: list[LearnedRun] = []
-    problems: list[str] = []  # one for each value that cannot be learned
+    problems = []  # one for each value that cannot be learned
     for path, trial in trials.items():
         if trial.decision.value is DecisionValue.REJECTED:
             raise UsageError(f"{path} was REJECTED ({trial.decision.reason}): learn a baseline from good runs")

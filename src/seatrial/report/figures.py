@@ -157,7 +157,7 @@ def key_figure(check: str, of_check: Iterable[Figure], *, with_lax: bool = False
     """
     declared = catalog()[check].declared
     patterns = [each.name for each in declared if each.key] + [each.name for each in declared if each.speed]
-    ranked: list[tuple[int, int, int, Figure]] = []
+    ranked = []
     for figure in of_check:
         rank = next((n for n, pattern in enumerate(patterns) if fnmatchcase(figure.metric, pattern)), None)
         is_lax = figure.margin is None or (figure.outcome is Outcome.PASS and figure.margin > LAX_MARGIN)

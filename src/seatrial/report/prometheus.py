@@ -29,6 +29,7 @@ _BASE_UNITS: Mapping[str, tuple[str, float]] = {
     "ms": ("seconds", 1e-3),
     "s": ("seconds", 1.0),
     "B": ("bytes", 1.0),
+    "GB": ("bytes", 1e9),
     "GiB": ("bytes", 2.0**30),
     "GB/s": ("bytes_per_second", 1e9),
     "Gb/s": ("bytes_per_second", 1e9 / 8),

@@ -1,12 +1,13 @@
 """Faults that a drill injects into the Python processes of its trial, on rank FAULTY_RANK.
 
-Each module has a function ``install`` that patches one function or sets a variable. Only drills call it: a drill writes
-a sitecustomize.py that calls ``install``, and adds that folder to PYTHONPATH of the drill's trial
+Each module has a function ``change``, which patches a function of the module MODULE or sets a variable. Only drills use
+it: a drill writes a sitecustomize.py that calls ``install``, and adds that folder to PYTHONPATH of the drill's trial
 (``Injection.use_fault``). No option or variable enables a fault.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.util
 import os
@@ -14,19 +15,18 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
 
 FAULTY_RANK = 1
 
 
-def is_faulty_rank() -> bool:
-    """Whether this process is rank FAULTY_RANK of a job."""
-    return os.environ.get("RANK") == str(FAULTY_RANK)
+def install(name: str) -> None:
+    """Inject the fault in the module ``name`` of this package if this process is rank FAULTY_RANK of a job.
 
-
-def call_after_import(name: str, change: Callable[[Any], None]) -> None:
-    """Call ``change`` with the module ``name`` right after its import, which must not have happened yet."""
-    sys.meta_path.insert(0, _Finder(name, change))
+    ``change`` is called right after the import of MODULE, which must not have happened yet.
+    """
+    if os.environ.get("RANK") == str(FAULTY_RANK):
+        fault = importlib.import_module(f"{__name__}.{name}")
+        sys.meta_path.insert(0, _Finder(fault.MODULE, fault.change))
 
 
 class _Finder(importlib.abc.MetaPathFinder):

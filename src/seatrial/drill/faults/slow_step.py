@@ -5,18 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from seatrial.drill.faults import call_after_import, is_faulty_rank
-
+MODULE = "seatrial.train.step_timer"
 SECONDS = 0.3  # in each forward pass: a multiple of the step time of the tiny model
 
 
-def install() -> None:
+def change(step_timer: Any) -> None:
     """Delay the end of each forward pass of the rank by SECONDS."""
-    if is_faulty_rank():
-        call_after_import("seatrial.train.step_timer", _change)
-
-
-def _change(step_timer: Any) -> None:
     end_forward = step_timer.StepTimer.end_forward
 
     def end_slow_forward(self: Any) -> None:
