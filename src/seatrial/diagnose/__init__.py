@@ -66,7 +66,11 @@ def diagnose(
     explained_errors = {(key.check, key.subject) for failure in failures for key in failure.explains}
     measured = (*run.measurements, *retries)
     unexplained = [each for each in measured if (each.check, each.subject) not in explained_errors]
-    error_findings = [] if missing_nodes else list(_findings_in_errors(unexplained))
+    error_findings = [
+        match.finding(measurement.subject, "high")
+        for measurement in (() if missing_nodes else unexplained)
+        for match in _matches_to_report(search_text(measurement.error or "", measurement.check))
+    ]
     output_findings = _findings_in_outputs(run)
     findings = {(finding.title, finding.subject): finding for finding in (*refused, *error_findings, *output_findings)}
     hangs = [] if missing_nodes else list(hang_findings(results, run, run_dir))
@@ -204,13 +208,6 @@ def _ordered(matches: Iterable[Match], origins: LogOrigins) -> list[Match]:
         return is_late, match.time, origins.origin(match.line, match.source).order
 
     return sorted(matches, key=position)
-
-
-def _findings_in_errors(measurements: Sequence[Measurement]) -> Iterator[Finding]:
-    for measurement in measurements:
-        if measurement.error:
-            for match in _matches_to_report(search_text(measurement.error, measurement.check)):
-                yield match.finding(measurement.subject, "high")
 
 
 def _with_explained_errors(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -53,7 +52,8 @@ def _evaluate_record(result: DrillResult, expected: Expected, trial: Trial) -> D
     cause = finding_cause(finding) if finding else ""
     command = finding.first_command if finding else ""
     action = finding.action if finding else None
-    place_texts = _texts_with_place(finding, fault_verdicts)
+    place_texts = [f"{finding.subject}: {finding.title}: {finding.evidence}"] if finding else []
+    place_texts += [f"{verdict.subject}: {verdict.detail}: {verdict.evidence}" for verdict in fault_verdicts]
     parts = {
         "seen": bool(fault_verdicts),
         "located": any(re.search(expected.place, text) for text in place_texts),
@@ -93,11 +93,6 @@ def _shows_fault(verdict: Verdict, expected: Expected) -> bool:
         and fnmatchcase(verdict.check, expected.check)
         and fnmatchcase(verdict.metric, expected.metric)
     )
-
-
-def _texts_with_place(finding: Finding | None, fault_verdicts: Sequence[Verdict]) -> list[str]:
-    texts = [f"{finding.subject}: {finding.title}: {finding.evidence}"] if finding else []
-    return texts + [f"{verdict.subject}: {verdict.detail}: {verdict.evidence}" for verdict in fault_verdicts]
 
 
 def _bad_verdicts(trial: Trial) -> str:

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     Field,
     JsonValue,
-    SerializerFunctionWrapHandler,
     WrapSerializer,
     model_validator,
 )
@@ -130,12 +129,8 @@ class Session(Frozen):
     overhead: tuple[Timing, ...] = ()
 
 
-def _without_empty_fields(verdicts: tuple[Verdict, ...], dump: SerializerFunctionWrapHandler) -> list[dict[str, Any]]:
-    """The verdicts as they are written to trial.json: without empty fields, except ``check`` and ``subject``."""
-    return [_drop_empty(verdict) for verdict in dump(verdicts)]
-
-
 def _drop_empty(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A verdict as it is written to trial.json: without empty fields, except ``check`` and ``subject``."""
     return {
         name: _drop_empty(value) if isinstance(value, dict) else value
         for name, value in record.items()
@@ -182,7 +177,7 @@ class Trial(Frozen):
     localization: tuple[Measurement, ...] = Field(
         default=(), description="search for slow nodes after the checks of the trial; of its verdicts only FAILs count"
     )
-    verdicts: Annotated[tuple[Verdict, ...], WrapSerializer(_without_empty_fields)]
+    verdicts: Annotated[tuple[Verdict, ...], WrapSerializer(lambda verdicts, dump: [*map(_drop_empty, dump(verdicts))])]
     findings: tuple[Finding, ...]
     insights: tuple[Insight, ...] = ()
     timings: tuple[Timing, ...]
