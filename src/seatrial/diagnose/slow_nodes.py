@@ -108,7 +108,7 @@ def search_notes(run: Run, findings: Sequence[Finding]) -> tuple[Insight, ...]:
     reasons = reasons_to_search(run) if run.searches else {}
     if not reasons:
         return ()
-    errors = [measurement.error or measurement.skipped for measurement in run.searches]
+    errors = [each.error or each.skipped for each in run.searches]
     last = next((conclusion for conclusion, _ in reversed([*_conclusions(run.searches)])), None)
     if last is None:
         text = f"not completed, so that no node is named: {next(filter(None, errors), 'no rank has measured')}"

@@ -85,7 +85,7 @@ def _side(trials: Sequence[Trial], identity: str) -> Side:
         side.keys = {subject: getattr(gpu, identity) if identity else subject for subject, gpu in gpus.items()}
         side.gpus |= {side.keys[subject]: gpu for subject, gpu in gpus.items()}
         side.places |= {key: subject for subject, key in side.keys.items()}
-        side.checks |= {measurement.check for measurement in trial.measurements if measurement.metrics}
+        side.checks |= {each.check for each in trial.measurements if each.metrics}
         for speed, by_subject in speed_values(trial).items():
             for subject, value in by_subject.items():
                 key = _part_key(subject, side.keys)

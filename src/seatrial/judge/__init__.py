@@ -99,7 +99,7 @@ def checks_to_retry(
     summary_by_check = {}
     for name, settings in config.checks.items():
         first = by_check.get(name, ())
-        if name not in checks or not first or any(measurement.error for measurement in first):
+        if name not in checks or not first or any(each.error for each in first):
             continue
         rounds = [first, *retry.complete_retries(first, retries_by_check.get(name, ()))]
         if len(rounds) != retry_number:  # the first retry needs one complete measurement, the second retry needs two
@@ -113,7 +113,7 @@ def checks_to_retry(
 
 
 def _by_check(measurements: Sequence[Measurement]) -> dict[str, list[Measurement]]:
-    return grouped((measurement.check, measurement) for measurement in measurements)
+    return grouped((each.check, each) for each in measurements)
 
 
 def search_verdicts(searches: Sequence[Measurement], checks: Checks) -> tuple[Verdict, ...]:

@@ -35,12 +35,12 @@ def coverage_errors(check: Check, plan: RecordedPlan, measured: Sequence[Measure
 
     A check without measurements, or with an error, gets no further ERROR.
     """
-    if measured and not any(measurement.error for measurement in measured):
+    if measured and not any(each.error for each in measured):
         yield from (_error(check.name, problem) for problem in _problems(check, plan, measured))
 
 
 def _problems(check: Check, plan: RecordedPlan, measured: Sequence[Measurement]) -> Iterator[str]:
-    job, skipped = plan.job_by_check.get(check.name), [measurement for measurement in measured if measurement.skipped]
+    job, skipped = plan.job_by_check.get(check.name), [each for each in measured if each.skipped]
     yield from _misplaced_metrics(check, plan, measured)
     if job:
         yield from _rank_errors(job, measured)
@@ -50,7 +50,7 @@ def _problems(check: Check, plan: RecordedPlan, measured: Sequence[Measurement])
         if job.placement != (expected := _PLACEMENTS[check.scope]):
             yield f"in job {job.name} with placement {job.placement}, expected {expected}"
         if skipped and len(skipped) < len(measured):  # the nodes and GPUs of a job should be identical
-            subjects = and_more([measurement.subject for measurement in skipped], _MAX_NAMED)
+            subjects = and_more([each.subject for each in skipped], _MAX_NAMED)
             count = len(measured) - len(skipped)
             yield f"measured on {count} of {len(measured)} subjects; skipped on {subjects}: {skipped[0].skipped}"
     elif len(skipped) < len(measured):
@@ -109,7 +109,7 @@ def unevaluated_thresholds(
     check: str, settings: CheckSettings, measured: Sequence[Measurement], trial: str
 ) -> Iterator[Verdict]:
     """A verdict on each threshold of the trial for a skipped check: ERROR, or SKIP with ``may_skip``."""
-    if not measured or not all(measurement.skipped for measurement in measured):
+    if not measured or not all(each.skipped for each in measured):
         return
     for metric, threshold in settings.expect.items():
         yield Verdict(
@@ -138,7 +138,7 @@ def _rank_errors(job: Job, measured: Sequence[Measurement]) -> Iterator[str]:
         others = f" and {missing - len(ranks)} more" if missing > len(ranks) else ""
         yield f"no measurement of {missing} of {job.process_count} ranks: {', '.join(ranks)}{others}"
         return
-    counts = Counter(measurement.subject for measurement in measured)
+    counts = Counter(each.subject for each in measured)
     nodes = Counter(map(node_of, counts))
     if {*counts.values()} != {1} or len(nodes) != job.nodes or {*nodes.values()} != {job.ranks_per_node}:
         several = [f"{subject} ({count} times)" for subject, count in counts.items() if count > 1]
@@ -319,7 +319,7 @@ class RecordedPlan:
         for job in self._jobs:
             for name in job.checks if job.placement in placements else ():
                 measured = measurements.get(name, ())
-                if measured and not any(measurement.error for measurement in measured):
+                if measured and not any(each.error for each in measured):
                     if len(measured) == job.process_count:
                         return name, subject_names(measured)
                     incomplete = incomplete if incomplete[0] else (name, subject_names(measured))
@@ -360,7 +360,7 @@ class RecordedPlan:
 
 
 def subject_names(measurements: Iterable[Measurement]) -> set[str]:
-    return {measurement.subject for measurement in measurements}
+    return {each.subject for each in measurements}
 
 
 def node_names(subjects: Iterable[str]) -> set[str]:

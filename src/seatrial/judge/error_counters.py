@@ -80,7 +80,7 @@ def verdicts(check: Check, measured: Sequence[Measurement]) -> Iterator[Verdict]
 
     If the check itself has an error, only increases and malformed facts are reported.
     """
-    has_error = any(measurement.error for measurement in measured)
+    has_error = any(each.error for each in measured)
     unavailable: dict[str, dict[str, None]] = {}  # reason → counters
     for measurement, fact, counters in _read(measured):
         subject, problem = measurement.subject, ""

@@ -50,7 +50,7 @@ class MeasurementGroup:
         self.subject, self.failed, self.facts = first.subject, bool(first.error), first.facts
         if self.has_several_ranks:
             self.subject = CLUSTER
-            self.failed = any(measurement.error for measurement in measurements)
+            self.failed = any(each.error for each in measurements)
             self.facts = {}
             for measurement in measurements:
                 self.facts |= measurement.facts
@@ -87,7 +87,7 @@ class MeasurementGroup:
     @cached_property
     def ranks_and_nodes(self) -> tuple[int, int]:
         """The number of measured ranks and the number of their nodes; 0 and 0 if no measurement has a rank."""
-        ranked = [measurement for measurement in self._measurements if measurement.rank is not None]
+        ranked = [each for each in self._measurements if each.rank is not None]
         return len(ranked), len({node_of(each.subject) for each in ranked})
 
     @cached_property
@@ -154,11 +154,11 @@ def measurement_groups(check: Check, measured: Sequence[Measurement], names: Set
     declared = {name: check.declaration(name) for name in names}
     per = {name: each.per if each else None for name, each in declared.items()}
     if check.per_node:
-        by_node = grouped((node_of(measurement.subject), measurement) for measurement in measured)
+        by_node = grouped((node_of(each.subject), each) for each in measured)
         return [MeasurementGroup(ranks, check, per) for ranks in by_node.values()]
     if check.scope is Scope.CLUSTER:
         return [MeasurementGroup(measured, check, per)] if measured else []
-    return [MeasurementGroup([measurement], check, per) for measurement in measured]
+    return [MeasurementGroup([each], check, per) for each in measured]
 
 
 class PeerGroups:

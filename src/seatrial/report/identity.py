@@ -155,7 +155,7 @@ def variable_lines(trial: Trial) -> list[str]:
 
 def _recorded(trial: Trial) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """(host, facts) of the host that runs seatrial, if it is the only one, and of each measurement."""
-    if all(node_of(measurement.subject) == trial.host for measurement in trial.measurements):
+    if all(node_of(each.subject) == trial.host for each in trial.measurements):
         environment = [trial.environment.get(name) for name in ("host", "gpu")]
         yield from ((trial.host, facts) for facts in environment if isinstance(facts, dict))
     for measurement in trial.measurements:

@@ -56,7 +56,7 @@ def summary(trial: Trial, console: Console, run_dir: Path | None = None, *, verb
     else:
         _short_problems(found, console)
     _figures(headline(trial), console, verbose=verbose)
-    measured = not all(measurement.skipped for measurement in trial.measurements)
+    measured = not all(each.skipped for each in trial.measurements)
     for title, checks in coverage(trial).items():
         # if nothing was measured, the decision says so
         if title.startswith("Excluded") or (title.startswith("Not measured") and measured):

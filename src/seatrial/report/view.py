@@ -54,7 +54,7 @@ class CheckView:
     @property
     def methods(self) -> list[str]:
         """The method of each process (equal ones once), then the insights and the lax thresholds of the check."""
-        methods = [str(measurement.facts[METHOD]) for measurement in self.measurements if METHOD in measurement.facts]
+        methods = [str(each.facts[METHOD]) for each in self.measurements if METHOD in each.facts]
         notes = [f"{insight.title}: {insight.text}" for insight in self.insights]
         notes += [f"{LAX_THRESHOLD}: {text}" for _, text in lax_thresholds(self.verdicts)]
         return list(dict.fromkeys([*merge_similar(methods), *notes]))
@@ -62,7 +62,7 @@ class CheckView:
     @property
     def seconds(self) -> float:
         """The seconds of the longest measurement; the processes run concurrently."""
-        return max((measurement.seconds for measurement in self.measurements), default=0.0)
+        return max((each.seconds for each in self.measurements), default=0.0)
 
     @cached_property
     def figures(self) -> list[Figure]:
@@ -123,7 +123,7 @@ def check_views(trial: Trial) -> list[CheckView]:
     Checks that were only excluded are omitted: reports list ``trial.excluded_checks`` separately.
     """
     verdicts = grouped((verdict.check, verdict) for verdict in trial.verdicts)
-    measurements = grouped((measurement.check, measurement) for measurement in trial.measurements)
+    measurements = grouped((each.check, each) for each in trial.measurements)
     planned = (name for job in trial.jobs for name in job.checks)
     judged = (name for name in verdicts if name not in trial.excluded_checks)
     names = dict.fromkeys((*planned, *measurements, *judged))
