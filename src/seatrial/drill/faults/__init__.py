@@ -26,11 +26,11 @@ def install(name: str) -> None:
     """
     if os.environ.get("RANK") == str(FAULTY_RANK):
         fault = importlib.import_module(f"{__name__}.{name}")
-        sys.meta_path.insert(0, _Finder(fault.MODULE, fault.change))
+        sys.meta_path.insert(0, _Importer(fault.MODULE, fault.change))
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the module ``name`` once, and lets a _Loader import it."""
+class _Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports the module ``name`` once, by its own loader, then calls ``change`` with it."""
 
     def __init__(self, name: str, change: Callable[[ModuleType], None]) -> None:
         self._name, self._change = name, change
@@ -44,15 +44,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
         if spec and spec.loader:
-            spec.loader = _Loader(spec.loader, self._change)
+            self._loader, spec.loader = spec.loader, self
         return spec
-
-
-class _Loader(importlib.abc.Loader):
-    """Imports a module by its own loader, then calls ``change`` with it."""
-
-    def __init__(self, loader: importlib.abc.Loader, change: Callable[[ModuleType], None]) -> None:
-        self._loader, self._change = loader, change
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
