@@ -97,7 +97,7 @@ def drills() -> Iterator[tuple[str, Observed]]:
         expected = drill.expected
         observed = {
             "cause": expected.cause,
-            "verdict": f"{expected.check} {expected.metric} {'|'.join(expected.outcomes)}",
+            "verdict": f"{drill.expected_check} {expected.metric} {'|'.join(expected.outcomes)}",
             "place": expected.place,
             "action": str(expected.action),
             "refusal": expected.refusal,

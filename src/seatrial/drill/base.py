@@ -100,6 +100,11 @@ class Drill:
     fault: str = ""
     limit_s: float = 300.0
 
+    @property
+    def expected_check(self) -> str:
+        """The check of which a verdict must show the fault; "*" for a refusal, which has no verdict."""
+        return self.expected.check or ("*" if self.expected.refusal else next(iter(self.checks)))
+
 
 class DrillResult(Frozen):
     """The result of one drill. ``could_not_run``: why it could not run here; then only name, title and machine are set.

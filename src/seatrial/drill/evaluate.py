@@ -27,8 +27,7 @@ def evaluate(drill: Drill, trial: Trial | None, error_output: str, seconds: floa
     if trial is None:
         lines = error_output.strip().splitlines() or ["empty"]
         return result.model_copy(update={"problems": (f"no record; last line of stderr: {lines[-1][:MAX_CHARS]}",)})
-    expected = replace(drill.expected, check=drill.expected.check or next(iter(drill.checks)))
-    return _evaluate_record(result, expected, trial)
+    return _evaluate_record(result, replace(drill.expected, check=drill.expected_check), trial)
 
 
 def finding_cause(finding: Finding) -> str:
