@@ -287,7 +287,7 @@ class RecordedPlan:
             nodes = min((job.expected_nodes for job in self._jobs), default=nodes)
         options = self._config.checks[check.name].options
         no_gpu = all(job.device == "cpu" for job in self._jobs)
-        is_met: Mapping[SkipIf, bool] = {
+        is_met = {
             SkipIf.NO_GPU: no_gpu,
             SkipIf.NO_SLURM: not self._config.uses_slurm,
             SkipIf.NO_KUBERNETES: self._config.launcher != "kubernetes",

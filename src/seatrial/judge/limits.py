@@ -78,7 +78,6 @@ class RuleLimits:
     def __init__(
         self,
         check: Check,
-        own_rules: Sequence[Rule],
         rule: Rule,
         trial: str,
         references: References,
@@ -87,7 +86,7 @@ class RuleLimits:
         override: bool = False,
     ) -> None:
         self.check, self.rule, self.trial, self.references = check.name, rule, trial, references
-        check_rules = [each for each in own_rules if each.metric == rule.metric]
+        check_rules = [each for each in check.rules if each.metric == rule.metric]
         self.is_only_threshold = bool(trial) and (override or not check_rules)
         self.check_threshold = next((each.threshold for each in check_rules if each.threshold), None)
         declared = check.declaration(rule.metric)
