@@ -146,18 +146,18 @@ def coverage(trial: Trial) -> dict[str, list[str]]:
     """Kind of result → checks: those that were judged, those that were not, and those that an option excluded."""
     outcomes = grouped((verdict.check, verdict.outcome) for verdict in trial.verdicts)
     titles = {
-        Outcome.ERROR: "Not measured",
-        Outcome.UNJUDGED: "Without a verdict",
-        Outcome.SKIP: "Does not apply here",
+        "Covered": (Outcome.PASS, Outcome.WARN, Outcome.FAIL),
+        "Not measured": (Outcome.ERROR,),
+        "Without a verdict": (Outcome.UNJUDGED,),
+        "Does not apply here": (Outcome.SKIP,),
     }
-    judged = {name: worst(of_check) for name, of_check in outcomes.items() if name not in trial.excluded_checks}
-    groups = grouped((titles.get(outcome, "Covered"), name) for name, outcome in judged.items())
-    excluded = grouped((f"Excluded by {option}", name) for name, option in trial.excluded_checks.items())
-    return {
-        "Covered": [],
-        **{title: groups[title] for title in ("Covered", *titles.values()) if title in groups},
-        **excluded,
-    }
+    groups: dict[str, list[str]] = {title: [] for title in titles}
+    for name, of_check in outcomes.items():
+        if name not in trial.excluded_checks:
+            groups[next(title for title in titles if worst(of_check) in titles[title])].append(name)
+    for name, option in trial.excluded_checks.items():
+        groups.setdefault(f"Excluded by {option}", []).append(name)
+    return {title: names for title, names in groups.items() if names or title == "Covered"}
 
 
 def lax_thresholds(verdicts: Iterable[Verdict]) -> list[tuple[str, str]]:
