@@ -111,7 +111,7 @@ def test_exception_names_the_library_that_raised_it_and_its_message(path: str, l
             "Slurm cannot load a plug-in (plugin mpi/pmix_v9): "
             '"Couldn\'t find the specified plugin name for mpi/pmix_v9"',
         ),
-        ("ModuleNotFoundError: No module named 'vllm'", "A Python package is missing where the worker runs: vllm"),
+        ("ModuleNotFoundError: No module named 'vllm'", "A Python package is missing: vllm"),
     ],
 )
 def test_title_names_the_option_and_quotes_the_message(line: str, title: str) -> None:

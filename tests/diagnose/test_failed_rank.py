@@ -127,6 +127,19 @@ def test_failure_of_a_program_without_a_failed_rank_is_at_the_subject(tmp_path: 
     assert finding.evidence.endswith("Log line: ModuleNotFoundError: No module named 'wandb_gql'")
 
 
+@pytest.mark.parametrize("check", ["train.oumi", "train.command", "train.lora"])
+@pytest.mark.parametrize("module", ["omegaconf", "torch"])
+def test_missing_package_is_in_the_environment_of_the_configured_command(
+    check: str, module: str, tmp_path: Path
+) -> None:
+    log = f"Traceback (most recent call last):\nModuleNotFoundError: No module named '{module}'"
+    evidence = f"exit_code = 1 on n0; log_tail: {json.dumps(log)}"
+    verdict = Verdict(check, "n0", Outcome.FAIL, "exit_code", evidence=evidence)
+    (finding,) = diagnose(Run([verdict], [], catalog()), [], [], tmp_path)
+    assert ("environment of options.command" in finding.title) is (check != "train.lora")
+    assert "worker" not in f"{finding.title} {finding.evidence} {finding.fix}"
+
+
 @pytest.mark.parametrize("check", ["train.lora", "train.oumi", "train.command", "train.function_calling"])
 def test_exit_code_of_a_training_has_its_log_as_evidence(check: str) -> None:
     exit_codes = [each for each in catalog()[check].declared if each.name.endswith("exit_code")]

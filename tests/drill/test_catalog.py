@@ -28,7 +28,7 @@ def test_drill_names_existing_checks_and_causes(drill: Drill) -> None:
     for name, options in drill.checks.items():
         all_checks[name].options.model_validate(options)
     if drill.fault:
-        assert callable(import_module(f"seatrial.drill.faults.{drill.fault}").install)
+        assert callable(import_module(f"seatrial.drill.faults.{drill.fault}").change)
     for pattern in (drill.expected.place, drill.expected.command, drill.expected.refusal):
         re.compile(pattern)
     assert drill.expected.place
@@ -36,7 +36,7 @@ def test_drill_names_existing_checks_and_causes(drill: Drill) -> None:
     if drill.expected.refusal:
         return
     measured = [*drill.checks, *([SEARCH] if drill.needs.nodes > 2 else [])]
-    seen = [name for name in measured if fnmatchcase(name, drill.expected.check)]
+    seen = [name for name in measured if fnmatchcase(name, drill.expected_check)]
     assert seen, "the check that must see the fault is not in the trial"
     ids = OTHER_CAUSES | {cause.id for cause in causes()} | {cause.id for cause in missing_node_causes()}
     ids |= {signature.id for signature in signatures()}

@@ -9,7 +9,7 @@ import pytest
 from tools.records import record_path
 
 from seatrial.drill.base import Drill, DrillResult, Expected
-from seatrial.drill.evaluate import Evidence, evaluate, finding_cause
+from seatrial.drill.evaluate import evaluate, finding_cause
 from seatrial.model import Decision, DecisionValue, Finding, Outcome, Trial, Verdict
 from seatrial.model.trial import Action
 from seatrial.pipeline.run_directory import load_trial
@@ -49,7 +49,7 @@ def result(findings: tuple[Finding, ...], verdict: Verdict = VERDICT, expected: 
 
 def evaluated(trial: Trial | None, errors: str, expected: Expected = EXPECTED, failure: str = "") -> DrillResult:
     drill = Drill(name="drill", title="", machine="cpu", checks={}, expected=expected)
-    return evaluate(drill, Evidence(trial, errors, 1.5, failure))
+    return evaluate(drill, trial, errors, 1.5, failure)
 
 
 def test_all_parts_hold() -> None:

@@ -17,7 +17,7 @@ from benchmarks import published_figures
 from seatrial.cli.options import EXIT_CODES
 from seatrial.discover import nccl_tests_output, nvbandwidth_output
 from seatrial.drill import catalog as drill_catalog
-from seatrial.drill.evaluate import Evidence, evaluate
+from seatrial.drill.evaluate import evaluate
 from seatrial.model import DecisionValue, Outcome, Verdict
 from seatrial.operate import drain_limit, hook, node_changes
 from seatrial.operate.hook_exit_codes import Caller, Kind, Result, changes_node_state, exit_code
@@ -97,13 +97,13 @@ def drills() -> Iterator[tuple[str, Observed]]:
         expected = drill.expected
         observed = {
             "cause": expected.cause,
-            "verdict": f"{expected.check} {expected.metric} {'|'.join(expected.outcomes)}",
+            "verdict": f"{drill.expected_check} {expected.metric} {'|'.join(expected.outcomes)}",
             "place": expected.place,
             "action": str(expected.action),
             "refusal": expected.refusal,
         }
         if (name := f"{DRILLS}{drill.name}") in record_paths():
-            result = evaluate(drill, Evidence(rejudge(record(name)), "", 0.0))
+            result = evaluate(drill, rejudge(record(name)), "", 0.0)
             parts = ("seen", "located", "explained", "command_right", "action_right")
             observed |= {part.replace("_", " "): str(getattr(result, part)) for part in parts}
         yield drill.name, observed

@@ -36,7 +36,7 @@ def group(gpu: str = "NVIDIA Test", **facts: int) -> MeasurementGroup:
 
 def limits_of(declared: metric) -> RuleLimits:
     (rule,) = declared.rules
-    return RuleLimits(check(declared), [rule], rule, "", References(None, [SKU]), None)
+    return RuleLimits(check(declared), rule, "", References(None, [SKU]), None)
 
 
 def verdict_on(of: RuleLimits, measured_group: MeasurementGroup, value: Metric) -> Verdict:

@@ -94,7 +94,7 @@ def busy(index: int, pid: int) -> FakeGpu:
 
 @pytest.mark.parametrize("owner", ["job 57", "a pod", None])
 def test_a_gpu_that_a_job_uses_is_not_judged(monkeypatch: pytest.MonkeyPatch, owner: str | None) -> None:
-    monkeypatch.setattr(owners, "owner", lambda _pid, _own, _root: owner)
+    monkeypatch.setattr(owners, "owner", lambda _pid, _own: owner)
     result = looked(monkeypatch, busy(0, 900), h200(1), expected=2)
     assert failures(result) == set()
     assert "memory_used_bytes" not in {verdict.metric for verdict in result.warnings}
@@ -103,13 +103,13 @@ def test_a_gpu_that_a_job_uses_is_not_judged(monkeypatch: pytest.MonkeyPatch, ow
 
 
 def test_a_fault_of_a_gpu_in_use_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owners, "owner", lambda _pid, _own, _root: "job 57")
+    monkeypatch.setattr(owners, "owner", lambda _pid, _own: "job 57")
     used = busy(0, 900).with_answers(nvmlDeviceGetRemappedRows=(0, 0, 1, 0))
     assert failures(looked(monkeypatch, used, h200(1), expected=2)) == {("repair_pending", "node3/gpu0")}
 
 
 def test_a_process_that_no_job_owns_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owners, "owner", lambda pid, _own, _root: "" if pid == 900 else "job 57")
+    monkeypatch.setattr(owners, "owner", lambda pid, _own: "" if pid == 900 else "job 57")
     gpu = busy(0, 900).with_answers(nvmlDeviceGetComputeRunningProcesses_v3=processes((900, 1), (901, 1)))
     result = looked(monkeypatch, gpu, h200(1), expected=2)
     assert failures(result) == {("foreign_processes", "node3/gpu0")}

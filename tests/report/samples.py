@@ -258,6 +258,7 @@ def incomplete() -> Trial:
 HOSTILE = (
     "<script>alert(1)</script><img src=x onerror=alert(2)> ]]> &lt; \"quotes' \x00\x07 \x1b[31mred\x1b[0m "
     "\x1b]8;;http://evil.example\x07link\x1b]8;;\x07 [bold red]markup[/] [link=file:///etc/passwd]x[/link] :boom: "
+    "PA\u200bSS\u2060\ufeff\u00ad\U000e0041 "
     "{{ 7*7 }} {% raw %} \u202eesrever\u202c مرحبا بالعالم שלום | a*b_c `tick @everyone #1 \u2028 \ufffe " + "W" * 300
 )
 

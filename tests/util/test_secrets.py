@@ -12,6 +12,7 @@ from seatrial.util.secrets import REDACTED, is_secret_name, redacted, secret_val
 from tests.paths import ROOT
 
 HF = "hf_AbCdEfGhIjKlMnOpQrStUvWx"
+HEX = "0123456789abcdef0123456789abcdef01234567"  # such as a key of Weights & Biases, or a commit
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9"
 PEM = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEA\nAAAABG5vbmUA\n-----END OPENSSH PRIVATE KEY-----"
 BASIC = base64.b64encode(b"me:hunter2").decode()
@@ -114,6 +115,28 @@ def test_value_with_the_form_of_a_secret(value: str) -> None:
         ("key=AbCdEf0123456789AbCdEf", "key=REDACTED"),
         (f"x = '{'a1' * 300}' password: '{'b1' * 300}', n", f"x = '{'a1' * 300}' password: 'REDACTED', n"),
         ("SECRET=" + "a1 " * 300 + "\nnext", "SECRET=REDACTED\nnext"),
+        (f'wandb.login(key="{HEX}")', 'wandb.login(key="REDACTED")'),
+        (f"login(relogin=True, key='{HEX}')", "login(relogin=True, key='REDACTED')"),
+        (f"$ wandb login --relogin {HEX}", "$ wandb login --relogin REDACTED"),
+        (
+            f"API key must be 40 characters long, yours was 41: {HEX}0",
+            "API key must be 40 characters long, yours was 41: REDACTED",
+        ),
+        (f"invalid API key: '{HEX}'", "invalid API key: 'REDACTED'"),
+        (f"https://a/b?sv=1&sig={HEX}%3D&se=2", "https://a/b?sv=1&sig=REDACTED&se=2"),
+        (rf'"https://a/b?sv=1\u0026sig={HEX}%3D"', r'"https://a/b?sv=1\u0026sig=REDACTED"'),
+        (f"https://s3/x?X-Amz-Signature={HEX}&X-Amz-Date=1", "https://s3/x?X-Amz-Signature=REDACTED&X-Amz-Date=1"),
+        ("https://s3/x?X-Amz-Credential=abc/1/us&X-Amz-Date=1", "https://s3/x?X-Amz-Credential=REDACTED"),
+        ("https://s3/x?X-Amz-Security-Token=FwoGZXIv", "https://s3/x?X-Amz-Security-Token=REDACTED"),
+        (f"https://cdn/x?Expires=1&Signature={HEX}~&Id=2", "https://cdn/x?Expires=1&Signature=REDACTED~&Id=2"),
+        ("postgres://user:p@ss/w@host/db", "postgres://REDACTED@host/db"),
+        ("postgres://user:p/ss@host, http://user:p@h2", "postgres://REDACTED@host, http://REDACTED@h2"),
+        (f"got {HF[:9]}\u200b{HF[9:]}\u202e", f"got {REDACTED}"),
+        ("pass\u2060word=hun\u00adter2", "password=REDACTED"),
+        ("the password is hunter2.", "the password is REDACTED"),
+        ("login root password is hunter2", "login root password is REDACTED"),
+        ("Your token was: abc123def456", "Your token was: REDACTED"),
+        ("--password is 'p@ss word'", "--password is 'REDACTED'"),
     ],
 )
 def test_forms_in_text(text: str, expected: str) -> None:
@@ -166,6 +189,12 @@ def test_arguments_in_a_list() -> None:
         ["host key: SHA256:AbCdEf0123456789AbCdEf0123456789AbCdEf01234", f"cache key={'0a' * 32}"],
         ["rdma://gpu-node-0001.example@mlx5_0", "rdma://gpu0001:18515@mlx5_0", "sk-learn-estimators-version-1"],
         ["if password == x:", "{'tokens': ['Hello', 'world']}", "tokens: [128000, 9906]", '{"key": "example.com/gpu"}'],
+        ["the password is required", "login with password is disabled", "--password is required", "token is 128009"],
+        ["the secret is in default/regcred", "password was not set", f"the key is {HEX}", f"API key ok, commit {HEX}"],
+        [f"commit {HEX} changes the key", f"git key={HEX}", "login(key=value)", "login(key='$WANDB_API_KEY')"],
+        ["signal sig=15 sig=SIGTERM", "http://h/x?sig=15&n=1", "Signature=(x: Tensor)", "X-Amz-Date=20260101T000000Z"],
+        ["docker://ubuntu:22.04@sha256:0a0a", "tcp://[fd00::1]:29500/a@b", "http://h:8080/a/b@c", "http://h/a:b@c"],
+        ["wandb login", "API key must be 40 characters long, yours was 41", "NCCL key=value", "\u200bword\u202e"],
         [{"name": "all_reduce", "value": "abc"}, {"tokens": ["Hello", "tokenizers"]}, {"key": "layers.0.weight2"}],
     ],
 )
@@ -186,7 +215,22 @@ def test_variables_of_kubernetes_and_lists() -> None:
     "part",
     [
         *("token: x1 ", "key: x1 ", "key:x1,", "token:/a:", "password: 'x1 ", "'key=x1 ", "tokens: ['x', ", "NAME ,"),
-        *("\n", " ", "\\", "login ", "A\n", "Zm9v" * 16 + "\n", "eyJ-", "sk-", "basic ", "://a:", "-----BEGIN "),
+        *(
+            "\n",
+            " ",
+            "\\",
+            "login ",
+            "login(key",
+            "://a:b/",
+            "key is ",
+            "A\n",
+            "Zm9v" * 16 + "\n",
+            "eyJ-",
+            "sk-",
+            "basic ",
+            "://a:",
+            "-----BEGIN ",
+        ),
     ],
 )
 def test_time_is_linear(part: str) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from seatrial.checks.check import SkipIf
 from seatrial.diagnose.causes import Run, cause_findings
 from seatrial.diagnose.confirm import merge, unmerged, with_confirmations
 from seatrial.diagnose.hangs import CAUSE as HANG
@@ -33,6 +34,7 @@ from seatrial.diagnose.signature import MAX_QUOTE, Match
 from seatrial.diagnose.signatures import signatures as known_signatures
 from seatrial.diagnose.slow_nodes import search_findings
 from seatrial.model import FAILED_RANK, Finding, JobResult, JobState, Measurement, Outcome, Trial, Verdict
+from seatrial.util.grouping import grouped
 from seatrial.util.input_files import open_file
 from seatrial.util.secrets import secret_values
 from seatrial.util.text import and_more
@@ -64,7 +66,11 @@ def diagnose(
     explained_errors = {(key.check, key.subject) for failure in failures for key in failure.explains}
     measured = (*run.measurements, *retries)
     unexplained = [each for each in measured if (each.check, each.subject) not in explained_errors]
-    error_findings = [] if missing_nodes else list(_findings_in_errors(unexplained))
+    error_findings = [
+        match.finding(measurement.subject, "high")
+        for measurement in (() if missing_nodes else unexplained)
+        for match in _matches_to_report(search_text(measurement.error or "", measurement.check))
+    ]
     output_findings = _findings_in_outputs(run)
     findings = {(finding.title, finding.subject): finding for finding in (*refused, *error_findings, *output_findings)}
     hangs = [] if missing_nodes else list(hang_findings(results, run, run_dir))
@@ -128,9 +134,8 @@ def explain(matches: Iterable[Match], origins: LogOrigins | None = None) -> tupl
     facts = {match.signature.id for match in all_matches if match.signature.role == "fact"}
     has_slurm = "world.slurm" in facts or "world.kubernetes" not in facts
     network = unknown_network(all_matches)
-    by_signature: dict[str, list[Match]] = {}
-    for match in _ordered(_matches_to_report(all_matches), origins):
-        by_signature.setdefault(match.signature.id, []).append(match)
+    ordered = _ordered(_matches_to_report(all_matches), origins)
+    by_signature = grouped((match.signature.id, match) for match in ordered)
     findings: list[Finding] = []
     for same in by_signature.values():
         match = same[0]
@@ -205,13 +210,6 @@ def _ordered(matches: Iterable[Match], origins: LogOrigins) -> list[Match]:
     return sorted(matches, key=position)
 
 
-def _findings_in_errors(measurements: Sequence[Measurement]) -> Iterator[Finding]:
-    for measurement in measurements:
-        if measurement.error:
-            for match in _matches_to_report(search_text(measurement.error, measurement.check)):
-                yield match.finding(measurement.subject, "high")
-
-
 def _with_explained_errors(
     findings: Sequence[Finding], verdicts: Iterable[Verdict], causes: Iterable[Finding]
 ) -> list[Finding]:
@@ -222,10 +220,8 @@ def _with_explained_errors(
     """
     root_ids = {signature.id for signature in known_signatures() if signature.role == "root"}
     explained = {key for cause in causes for key in cause.explains}
-    errors: dict[str, list[Verdict]] = {}  # place → its ERRORs
-    for verdict in verdicts:
-        if verdict.outcome is Outcome.ERROR and verdict.key not in explained:
-            errors.setdefault(verdict.subject, []).append(verdict)
+    unexplained = (each for each in verdicts if each.outcome is Outcome.ERROR and each.key not in explained)
+    errors = grouped((verdict.subject, verdict) for verdict in unexplained)
 
     @cache  # many checks may have the same error
     def signature_ids(text: str) -> frozenset[str]:
@@ -250,13 +246,15 @@ def _findings_in_outputs(run: Run) -> Iterator[Finding]:
     for verdict in run.verdicts:
         check = run.checks.get(verdict.check) if verdict.outcome is Outcome.FAIL else None
         declared = check.declaration(verdict.metric) if check else None
-        if declared and declared.log_evidence:
+        if check and declared and declared.log_evidence:
             lines = verdict.evidence.replace("\\n", "\n").replace('\\"', '"')  # the evidence quotes a log as JSON
             for match in _matches_to_report(search_text(lines, verdict.check)):
                 # the rank that the line names may differ from the rank that ended first
                 rank = match.values.get("rank", "")
                 subject = f"rank {rank}" if rank.isdigit() else failed_ranks.get(verdict.check, verdict.subject)
-                yield match.finding(subject, "high").explaining([verdict])
+                program = {"program": "options.command"} if SkipIf.NO_COMMAND in check.skip_if else {}
+                of_program = match.model_copy(update={"values": match.values | program})
+                yield of_program.finding(subject, "high").explaining([verdict])
 
 
 def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[Finding]:

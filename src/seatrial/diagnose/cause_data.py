@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 from seatrial.checks import catalog
 from seatrial.checks.cause import Cause
-from seatrial.model import Measurement, Verdict
+from seatrial.model import Measurement, Verdict, node_of
 from seatrial.util import data_files
 
 _MAX_PIDS = 8
@@ -95,8 +95,3 @@ class Details:
         values = (value for rows in self._values.get(cause.paths_fact, {}).values() for _, value in rows)
         keys = (path for value in values if isinstance(value, Mapping) for path in value)
         return [path for path in dict.fromkeys(keys) if path.startswith("/")]
-
-
-def node_of(subject: str) -> str:
-    """The node of a subject such as ``n0/gpu1``."""
-    return subject.partition("/")[0]

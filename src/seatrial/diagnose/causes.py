@@ -13,12 +13,13 @@ from typing import Any
 
 from seatrial.checks.cause import Cause, filled
 from seatrial.checks.check import SLOWED_BY_PREFIX, Check
-from seatrial.diagnose.cause_data import Details, causes, node_of
+from seatrial.diagnose.cause_data import Details, causes
 from seatrial.discover.environment_variables import variables
 from seatrial.hardware.links import FactRole, role_facts
 from seatrial.judge.retry import PerformanceMetrics
-from seatrial.model import CLUSTER, Finding, Measurement, Outcome, Reason, Scope, Verdict, VerdictKey
+from seatrial.model import CLUSTER, Finding, Measurement, Outcome, Reason, Scope, Verdict, VerdictKey, ends, node_of
 from seatrial.model.trial import Confidence
+from seatrial.util.grouping import grouped
 from seatrial.util.text import and_more
 
 VARIABLES_SOURCE = "data/environment_variables.yaml"
@@ -125,13 +126,11 @@ def cause_findings(run: Run) -> list[Finding]:
         if suspect.cause.consequence_of
         for verdict in suspect.evidence_verdicts
     }
-    bad_by_node: dict[str, list[Verdict]] = {}  # node or CLUSTER; an index, since there may be thousands of suspects
-    for verdict in run.bad:
-        for node in set(map(node_of, _ends(verdict.subject))):
-            bad_by_node.setdefault(node, []).append(verdict)
-    explained: list[tuple[_Suspect, list[Verdict]]] = []  # suspects with their consequences
+    # by node or CLUSTER; an index, since there may be thousands of suspects
+    bad_by_node = grouped((node, verdict) for verdict in run.bad for node in set(map(node_of, ends(verdict.subject))))
+    explained = []  # suspects with their consequences
     for suspect in suspects:
-        nodes = list(map(node_of, _ends(suspect.place)))
+        nodes = list(map(node_of, ends(suspect.place)))
         # A dictionary, since a verdict on a pair of nodes is listed with both
         on_nodes = dict.fromkeys(verdict for node in [*nodes, CLUSTER] for verdict in bad_by_node.get(node, ()))
         candidates = run.bad if CLUSTER in nodes else list(on_nodes)
@@ -145,7 +144,7 @@ def cause_findings(run: Run) -> list[Finding]:
 def _needed_findings(explained: Sequence[tuple[_Suspect, list[Verdict]]]) -> list[Finding]:
     """The findings of suspects with their consequences, the most certain first; see cause_findings for omitted ones."""
     explained_verdicts = {verdict for _, consequences in explained for verdict in consequences}
-    findings: list[Finding] = []
+    findings = []
     # Verdict → index in _CONFIDENCE_ORDER of the most certain cause that explains the verdict
     best_index: dict[VerdictKey, int] = {}
     for suspect, consequences in explained:
@@ -190,18 +189,9 @@ def overlap(place: str, subject: str) -> bool:
         return True
     return any(
         end == other or other.startswith(f"{end}/") or end.startswith(f"{other}/")
-        for end in _ends(subject)
-        for other in _ends(place)
+        for end in ends(subject)
+        for other in ends(place)
     )
-
-
-def _ends(subject: str) -> tuple[str, ...]:
-    """Both ends of a pair: ``n/gpu0->gpu1`` gives n/gpu0 and n/gpu1; a subject that is no pair gives itself."""
-    first, arrow, second = subject.partition("->")
-    if not arrow:
-        return (subject,)
-    node, slash, _ = first.partition("/")
-    return first, second if "/" in second or not slash else f"{node}/{second}"
 
 
 def _extent(place: str) -> int:
@@ -247,9 +237,8 @@ def _listed(texts: Iterable[str]) -> str:
 
 def _by_place(cause: Cause, evidence: Sequence[Verdict], run: Run) -> dict[str, list[Verdict]]:
     """Place of the cause → the verdicts that are evidence of the cause there; see Cause for its place."""
-    place_of: dict[str, str] = {}  # subject → place
-    for subject in dict.fromkeys(verdict.subject for verdict in evidence):
-        place_of[subject] = {"node": node_of(subject), "cluster": CLUSTER}.get(cause.place, subject)
+    subjects = dict.fromkeys(verdict.subject for verdict in evidence)
+    place_of = {each: {"node": node_of(each), "cluster": CLUSTER}.get(cause.place, each) for each in subjects}
     if cause.place == "rank" and evidence:
         good_nodes = {node_of(v.subject) for v in run.verdicts if v.subject not in place_of and cause.is_evidence(v)}
         bad_ranks = Counter(map(node_of, place_of))
@@ -377,7 +366,7 @@ def node_command(template: str, place: str, node_prefix: str, names: Collection[
     {names} in ``template`` is replaced by ``names``; without names, by the name of the host that runs the command.
     """
     names_text = shlex.join(names) or '"$(hostname)"'
-    command, node = filled(template, place).replace("{names}", names_text), place.partition("/")[0].partition("->")[0]
+    command, node = filled(template, place).replace("{names}", names_text), node_of(place).partition("->")[0]
     if not node_prefix or node == CLUSTER or command.startswith(_CLIENT_PROGRAMS):
         return command
     shell = f"sh -c {shlex.quote(command)}" if set(command) & set(";|$&>") else command

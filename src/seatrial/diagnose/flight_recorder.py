@@ -10,6 +10,7 @@ from seatrial.discover.collective_hangs import CollectiveHang, collective_hangs
 from seatrial.discover.flight_recorder import Dump, Operation, dump_name, read_dump
 from seatrial.model import Finding
 from seatrial.model.trial import Confidence
+from seatrial.util.grouping import grouped
 from seatrial.util.text import and_more, error_text, rank_list
 
 _MAX_NAMED = 4
@@ -20,11 +21,7 @@ def recorder_findings(paths: Iterable[Path], errors: list[str]) -> tuple[list[Fi
 
     Dumps with the same folder and prefix are one set. A dump that cannot be read adds a sentence to ``errors``.
     """
-    files_by_prefix: dict[tuple[Path, str], list[Path]] = {}  # (folder, prefix) → the files of one set
-    for path in paths:
-        if name := dump_name(path):
-            prefix, _ = name
-            files_by_prefix.setdefault((path.parent, prefix), []).append(path)
+    files_by_prefix = grouped(((path.parent, name[0]), path) for path in paths if (name := dump_name(path)))
     findings, notes = list[Finding](), list[str]()
     for (folder, prefix), files in files_by_prefix.items():
         dumps = list(_readable(files, errors))
@@ -103,7 +100,7 @@ def hang_title(hang: CollectiveHang) -> tuple[str, str, Confidence]:
     ranks = rank_list(hang.ranks_at_fault)
     if hang.absent and hang.ranks_at_fault:
         return (
-            f"{ranks[:1].upper()}{ranks[1:]} did not arrive in the {hang.name} in which the others wait",
+            f"{ranks.capitalize()} did not arrive in the {hang.name} in which the others wait",
             "Find what the absent rank does instead: its stack, its log, its process state (D: storage or driver, T: "
             "stopped). A branch that only some ranks take, such as saving on rank 0, must not skip a collective.",
             "high",
@@ -124,7 +121,7 @@ def hang_title(hang: CollectiveHang) -> tuple[str, str, Confidence]:
         )
     if hang.without_dump:
         return (
-            f"{ranks[:1].upper()}{ranks[1:]} left no dump; the others wait in {hang.name}",
+            f"{ranks.capitalize()} left no dump; the others wait in {hang.name}",
             "Find why the rank wrote no dump: it was killed (dmesg), its node is gone, or it could not write the file. "
             "Until then the rank is only the most likely cause.",
             "medium",

@@ -75,8 +75,7 @@ def _title(evidence: HangEvidence) -> tuple[str, Confidence]:
     if not ranks_at_fault:
         is_one_place = len(evidence.ranks_by_place()) == 1
         return ("All ranks hang at the same place" if is_one_place else "Ranks hang at different places"), "low"
-    ranks = rank_list(ranks_at_fault)
-    name = f"{ranks[:1].upper()}{ranks[1:]}"
+    name = rank_list(ranks_at_fault).capitalize()
     if state := evidence.snapshots[ranks_at_fault[0]].abnormal_state:
         return f"{name}: {state}", "high"
     if evidence.hangs and evidence.hangs[0].ranks_at_fault == ranks_at_fault:

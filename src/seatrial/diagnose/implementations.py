@@ -33,7 +33,8 @@ def implementation_findings(run: Run, causes: Sequence[Finding]) -> Iterator[Fin
         slow_by_name = {each: [v for v in rows if v.outcome is Outcome.FAIL] for each, rows in speeds.items()}
         slow = list(chain.from_iterable(slow_by_name.values()))
         others = chain.from_iterable(rows for each, rows in speeds.items() if not slow_by_name[each])
-        fast = list(filter(_is_as_fast_as_reference, others))
+        passed = (verdict for verdict in others if verdict.outcome is Outcome.PASS)
+        fast = [verdict for verdict in passed if verdict.basis and verdict.basis.kind in _REFERENCES]
         if all(slow_by_name.values()) and not explained.issuperset(verdict.key for verdict in slow):
             title = "all implementations of the same training are slow: the machine, not one framework"
             yield _finding(SLOW_MACHINE, work.machine_command, slow, (), title, _MACHINE_FIX)
@@ -47,10 +48,6 @@ def implementation_findings(run: Run, causes: Sequence[Finding]) -> Iterator[Fin
                 "not replace hardware because of this."
             )
             yield _finding(SLOW_IMPLEMENTATION, work.software_command, slow, fast, title, fix)
-
-
-def _is_as_fast_as_reference(verdict: Verdict) -> bool:
-    return verdict.outcome is Outcome.PASS and verdict.basis is not None and verdict.basis.kind in _REFERENCES
 
 
 def _finding(

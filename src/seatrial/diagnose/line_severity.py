@@ -38,10 +38,7 @@ def has_program(line: str) -> bool:
 
 @cache
 def _expression() -> re.Pattern[str]:
-    rows = data_files.read("healthy_lines.yaml")
-    return re.compile("|".join(_with_local_flags(row["pattern"]) for row in rows), re.ASCII)
-
-
-def _with_local_flags(pattern: str) -> str:
-    """The pattern as a group; a flag at its beginning holds for the group only."""
-    return f"(?i:{pattern[4:]})" if pattern.startswith("(?i)") else f"(?:{pattern})"
+    patterns = [row["pattern"] for row in data_files.read("healthy_lines.yaml")]
+    # a flag at the beginning of a pattern holds for its group only
+    groups = (f"(?i:{each[4:]})" if each.startswith("(?i)") else f"(?:{each})" for each in patterns)
+    return re.compile("|".join(groups), re.ASCII)

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from seatrial.checks.check import Check
 from seatrial.checks.declare import FindingTemplate
-from seatrial.diagnose.cause_data import node_of
 from seatrial.diagnose.causes import Run
-from seatrial.model import Finding, Measurement, Metric, Outcome, Reason, Verdict, format_value
+from seatrial.model import Finding, Measurement, Metric, Outcome, Reason, Verdict, format_value, node_of
 from seatrial.model.trial import Confidence
+from seatrial.util.grouping import grouped
 from seatrial.util.text import and_more
 
 MAX_NAMED = 8
@@ -63,10 +63,7 @@ def _groups(template: FindingTemplate, failures: Sequence[Verdict]) -> Iterator[
     if not template.whole_node_title:
         yield from ([verdict] for verdict in failures)
         return
-    by_node: dict[str, list[Verdict]] = {}
-    for verdict in failures:
-        by_node.setdefault(node_of(verdict.subject), []).append(verdict)
-    for of_node in by_node.values():
+    for of_node in grouped((node_of(verdict.subject), verdict) for verdict in failures).values():
         yield [verdict for verdict in of_node if verdict.outcome is Outcome.FAIL] or of_node
 
 

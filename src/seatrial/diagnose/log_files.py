@@ -59,7 +59,7 @@ def log_files(path: Path, errors: list[str]) -> list[Path]:
         return [path]
     files: list[Path] = []
     errors_before = len(errors)
-    in_jobs: set[str] = set()  # the folder ``jobs`` of each run directory, and its subfolders
+    in_jobs = set()  # the folder ``jobs`` of each run directory, and its subfolders
     for folder, subfolders, names in os.walk(
         path, onerror=lambda error: errors.append(f"cannot read {error.filename}: {error.strerror}")
     ):

@@ -161,7 +161,7 @@ class LogOrigins:
     def _positions(self, text: bytes, log: str) -> list[int]:
         """The positions of NCCL's prefix and of the variable RANK, at most _MAX_LINES in a log."""
         left = self._lines_left.get(log, _MAX_LINES)
-        positions: list[int] = []
+        positions = []
         position = text.find(_NCCL_INFO)
         while position >= 0 and left > 0:
             left -= 1
@@ -180,7 +180,7 @@ def last_lines(logs: Iterable[Path], origins: LogOrigins) -> list[tuple[str, str
 
     A pipe, a packed file and a log of one rank have none.
     """
-    ends: dict[str, tuple[float, str, str]] = {}  # rank → time or number of its last line, log, line
+    ends = {}  # rank → time or number of its last line, log, line
     number = 0
     for log in logs:
         for line in _end(log):

@@ -168,7 +168,7 @@ _NOTHING = _Required(None, _Literals(0, set()))
 
 def _required(nodes: Iterable[tuple[Any, Any]]) -> _Required:
     """What a sequence of parsed operations requires."""
-    parts: list[_Literals] = []
+    parts = []
     run = {""}  # the strings that the operations since the last gap match
     is_complete = True
     for operation, argument in nodes:

@@ -24,8 +24,9 @@ from seatrial.hardware.pair_rates import (
     SlowRank,
 )
 from seatrial.hardware.pair_search import conclude
-from seatrial.model import CLUSTER, Finding, Insight, Measurement, Metric, Outcome, Phase, Scope, Verdict
+from seatrial.model import CLUSTER, Finding, Insight, Measurement, Metric, Outcome, Phase, Scope, Verdict, node_of
 from seatrial.model.trial import Confidence
+from seatrial.util.grouping import grouped
 from seatrial.util.text import and_more
 
 SLOW_CAUSES = ("slow_node", "slow_gpu", "slow_path", "slow_rail")
@@ -57,7 +58,7 @@ def reasons_to_search(run: Run, nodes: int | None = None) -> dict[str, str]:
     bad = {each.check: each.summary for each in reversed(judged) if each.outcome is not Outcome.PASS}
     with_verdict = {(verdict.check, verdict.metric) for verdict in judged}
     shares = list(_inter_node_shares(run.measurements, inter_node))
-    unjudged: dict[str, str] = {}  # of several low shares of a check, the lowest is named
+    unjudged = {}  # of several low shares of a check, the lowest is named
     for check, metric in sorted(shares, key=lambda share: share[1].value, reverse=True):
         if metric.value < UNJUDGED_SHARE and (check, metric.name) not in with_verdict:
             value = f"{metric.value:.3g} {metric.unit}"
@@ -107,7 +108,7 @@ def search_notes(run: Run, findings: Sequence[Finding]) -> tuple[Insight, ...]:
     reasons = reasons_to_search(run) if run.searches else {}
     if not reasons:
         return ()
-    errors = [measurement.error or measurement.skipped for measurement in run.searches]
+    errors = [each.error or each.skipped for each in run.searches]
     last = next((conclusion for conclusion, _ in reversed([*_conclusions(run.searches)])), None)
     if last is None:
         text = f"not completed, so that no node is named: {next(filter(None, errors), 'no rank has measured')}"
@@ -140,7 +141,7 @@ def search_findings(run: Run, causes: Sequence[Finding] = ()) -> list[Finding]:
         for verdict in run.bad
         if verdict.check in search_checks or (verdict.check in inter_node and run.is_speed(verdict))
     ]
-    findings: dict[tuple[str, str], Finding] = {}
+    findings = {}
     for conclusion, search in _conclusions(searches):
         differences = node_differences(run.measurements, run.checks)
         writer = _FindingWriter(conclusion, search, differences, causes, run.node_prefix)
@@ -205,10 +206,8 @@ class _FindingWriter:
                 f"rank {rail} of every node is {deficit:.0%} slower with its partners than other ranks of the nodes"
             )
             yield self._finding("slow_rail", f"network rail {rail} is slow on all nodes", CLUSTER, evidence, "high")
-        for node in dict.fromkeys(rank.node for rank in self.conclusion.ranks):
-            yield self._node_finding([rank for rank in self.conclusion.ranks if rank.node == node])
-        for pair in dict.fromkeys(path.pair for path in self.conclusion.paths):
-            yield self._path_finding([path for path in self.conclusion.paths if path.pair == pair])
+        yield from map(self._node_finding, grouped((rank.node, rank) for rank in self.conclusion.ranks).values())
+        yield from map(self._path_finding, grouped((path.pair, path) for path in self.conclusion.paths).values())
 
     def _node_finding(self, ranks: Sequence[SlowRank]) -> Finding:
         node, deficits = ranks[0].node, [deficit for rank in ranks for deficit in rank.deficits]
@@ -253,7 +252,7 @@ class _FindingWriter:
 
     def _finding(self, cause: str, title: str, subject: str, evidence: str, confidence: Confidence) -> Finding:
         command, fix = self._command_and_fix()
-        node = subject.partition("/")[0].partition("->")[0]
+        node = node_of(subject).partition("->")[0]
         commands = {
             "slow_path": f"tracepath {subject.partition('->')[2]}; {command}",
             "slow_rail": "ibstat; ibqueryerrors",
@@ -308,7 +307,7 @@ class _FindingWriter:
         texts = [
             f"{cause.title} on {cause.subject}"
             for cause in self.causes
-            if cause.cause not in (*SLOW_CAUSES, "node_differs") and cause.subject.partition("/")[0] == node
+            if cause.cause not in (*SLOW_CAUSES, "node_differs") and node_of(cause.subject) == node
         ]
         texts += [f"{name} is {value}" for name, value in self.differences.get(node, {}).items()]
         return f" Likely cause: {and_more(texts, _MAX_NAMED)}." if texts else ""

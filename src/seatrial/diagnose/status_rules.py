@@ -8,6 +8,7 @@ from typing import Literal
 
 from seatrial.discover.slurm_output import parse_nodes
 from seatrial.hardware import networks
+from seatrial.util.grouping import grouped
 
 Rule = Literal[
     "node_gets_no_job", "node_not_up", "no_roce_gid", "fewer_nvlinks", "nvlinks_down", "unknown_network", "target_full"
@@ -57,14 +58,14 @@ def _port_without_gid(lines: Sequence[str]) -> Values | None:
     """The first port in a table of show_gids with a network interface and without a GID that NCCL accepts."""
     from seatrial.discover.rdma_ports import Gid, usable_roce_gid  # reads interfaces by psutil, which few logs need
 
-    gids_by_port: dict[str, list[Gid]] = {}
-    ethernet: set[str] = set()
-    for row in filter(None, map(_GID_ROW.match, lines)):
-        port = f"{row['device']}/{row['port']}"
-        kind = "RoCE v2" if row["version"] == "2" else "IB/RoCE v1"
-        gids_by_port.setdefault(port, []).append(Gid(index=int(row["index"]), address=row["address"], type=kind))
-        ethernet |= {port} if row["netdev"] else set()
-    ports = (port for port, gids in gids_by_port.items() if port in ethernet and not usable_roce_gid(gids))
+    kinds = {"1": "IB/RoCE v1", "2": "RoCE v2"}
+    rows_by_port = grouped((f"{row['device']}/{row['port']}", row) for row in filter(None, map(_GID_ROW.match, lines)))
+    gids_by_port = {
+        port: [Gid(index=int(row["index"]), address=row["address"], type=kinds[row["version"]]) for row in rows]
+        for port, rows in rows_by_port.items()
+        if any(row["netdev"] for row in rows)
+    }
+    ports = (port for port, gids in gids_by_port.items() if not usable_roce_gid(gids))
     return next(({"hca": port} for port in ports), None)
 
 
@@ -73,7 +74,7 @@ def _gpu_with_fewer_nvlinks(lines: Sequence[str]) -> Values | None:
     from seatrial.discover.nvlinks import links_missing
     from seatrial.discover.nvml import Gpu, NvLink
 
-    gpus: list[Gpu] = []
+    gpus = []
     for row in filter(None, map(_TOPOLOGY_ROW.match, lines)):
         count = max(map(int, _NVLINKS.findall(row["cells"])), default=0)
         links = tuple(NvLink(link=number, active=True) for number in range(count))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Machine = Literal["cpu", "cluster", "gpu"]
 BAD_OUTCOMES = (Outcome.FAIL, Outcome.WARN, Outcome.ERROR)
+ONLY_FAIL, ONLY_ERROR = (Outcome.FAIL,), (Outcome.ERROR,)
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class Expected:
 
     A drill whose trial runs to its end:
 
-    - seen: a verdict that matches ``check`` and ``metric`` has one of ``outcomes``. ``metric``: "*" for any verdict of
-      the check, empty for a verdict on the check itself, which has no metric.
+    - seen: a verdict that matches ``check`` and ``metric`` has one of ``outcomes``. ``check``: empty for the first one
+      of the trial. ``metric``: "*" for any verdict of the check, empty for a verdict on the check itself.
     - located: ``place`` occurs in subject, title or evidence of the first finding, or in subject, detail or evidence of
       a verdict of "seen".
     - explained: ``cause`` is the id of the first finding's cause or signature.
@@ -64,7 +65,7 @@ class Expected:
     cause: str
     place: str
     command: str
-    check: str = "*"
+    check: str = ""
     metric: str = "*"
     outcomes: tuple[Outcome, ...] = BAD_OUTCOMES
     action: Action | None = None
@@ -99,6 +100,11 @@ class Drill:
     fault: str = ""
     limit_s: float = 300.0
 
+    @property
+    def expected_check(self) -> str:
+        """The check of which a verdict must show the fault; "*" for a refusal, which has no verdict."""
+        return self.expected.check or ("*" if self.expected.refusal else next(iter(self.checks)))
+
 
 class DrillResult(Frozen):
     """The result of one drill. ``could_not_run``: why it could not run here; then only name, title and machine are set.
@@ -128,5 +134,5 @@ class DrillResult(Frozen):
     @property
     def holds(self) -> bool:
         """Whether the drill ran and every part holds."""
-        parts = (self.seen, self.located, self.explained, self.command_right, self.action_right is not False)
-        return not self.could_not_run and all(parts)
+        parts = (self.seen, self.located, self.explained, self.command_right, self.action_right)
+        return not self.could_not_run and False not in parts

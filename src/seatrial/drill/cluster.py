@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from seatrial.drill.base import Expected
+from seatrial.drill.base import ONLY_ERROR, Expected
 from seatrial.drill.cluster_nodes import (
     NODE,
     change_node,
@@ -24,7 +24,6 @@ from seatrial.drill.cluster_nodes import (
     wait_until_idle,
 )
 from seatrial.drill.injection import Injection
-from seatrial.model import Outcome
 from seatrial.worker import Heartbeat
 
 _CHECK = "collectives.all_reduce"
@@ -147,7 +146,6 @@ def _plant_metadata(injection: Injection) -> None:
 
 
 DRILLS = (
-    # A firewall blocks the port of the rendezvous between two nodes
     on_nodes(2, "iptables")(
         name="blocked-port",
         title="iptables drops packets to the rendezvous port from one of two nodes",
@@ -162,13 +160,11 @@ DRILLS = (
             change_node, command=f"iptables --append {_RENDEZVOUS_RULE}", undo=f"iptables --delete {_RENDEZVOUS_RULE}"
         ),
     ),
-    # The clock of one node is ahead
     on_nodes(2, other=_missing_faketime)(
         name="clock-skew",
         title="libfaketime adds 2 s to the clock of one of two nodes",
         checks={"nodes.connectivity": {}},
         expected=Expected(
-            check="nodes.connectivity",
             metric="clock_skew",
             cause="clock_skew",
             place=rf"^{NODE}: ",
@@ -177,13 +173,11 @@ DRILLS = (
         ),
         prepare=_set_clock,
     ),
-    # One node has another filesystem at the path of a shared folder
     on_nodes(3)(
         name="folder-unshared",
         title="a tmpfs at the path of a shared folder on one of three nodes",
         checks={"filesystem.shared": {}},
         expected=Expected(
-            check="filesystem.shared",
             metric="paths_not_shared",
             cause="filesystem_not_shared",
             place=rf"^{NODE}: ",
@@ -192,7 +186,6 @@ DRILLS = (
         ),
         prepare=_mount_other_filesystem,
     ),
-    # The link of one node loses packets
     on_nodes(3, "iptables")(
         name="lossy-link",
         title="one of three nodes loses 20 % of the packets that it receives",
@@ -208,13 +201,11 @@ DRILLS = (
         prepare=partial(change_node, command=f"iptables --append {_LOSS_RULE}", undo=f"iptables --delete {_LOSS_RULE}"),
         limit_s=600.0,  # TCP's timeouts slow the trial itself: it took 295 s
     ),
-    # NCCL may use few channels on one node only
     on_nodes(3)(
         name="max-nchannels-on-node",
         title="NCCL_MAX_NCHANNELS=2 on one of three nodes",
         checks={"nodes.connectivity": {}},
         expected=Expected(
-            check="nodes.connectivity",
             metric="network_differing",
             cause="environment_variable",
             place=rf"^{NODE}: NCCL_MAX_NCHANNELS=2 is set on {NODE} only",
@@ -223,7 +214,6 @@ DRILLS = (
         ),
         prepare=partial(set_variables, NCCL_MAX_NCHANNELS="2"),
     ),
-    # The tasks of one node may lock only little memory
     on_nodes(2, "setpriv", "prlimit")(
         name="memlock-low-on-node",
         title="locked memory is limited to 64 KiB on one of two nodes, without CAP_IPC_LOCK",
@@ -231,7 +221,6 @@ DRILLS = (
         checks={"host.inventory": {}},
         thresholds={"host.inventory": {"memlock_unlimited": "== 1 bool"}},
         expected=Expected(
-            check="host.inventory",
             metric="memlock_unlimited",
             cause="memlock_limited",
             place=rf"^{NODE}: ",
@@ -240,13 +229,11 @@ DRILLS = (
         ),
         prepare=_limit_memlock,
     ),
-    # A node has another munge key than the controller
     on_nodes(2, "munged")(
         name="munge-key",
         title="one of two nodes has another munge key",
         checks={"host.inventory": {}},
         expected=Expected(
-            check="host.inventory",
             cause="node_authentication",
             place=rf"^{NODE}: ",
             command=rf"munge -n \| ssh {NODE} unmunge",
@@ -254,14 +241,12 @@ DRILLS = (
         ),
         prepare=_replace_munge_key,
     ),
-    # A node stops answering during a job
     on_nodes(2)(
         name="node-dead",
         title="the link of one of two nodes goes down and all its processes are killed during an all-reduce",
         checks=_ALL_REDUCE,
         expected=Expected(
-            check=_CHECK,
-            outcomes=(Outcome.ERROR,),
+            outcomes=ONLY_ERROR,
             cause="node_unreachable",
             place=rf"^{NODE}: ",
             command=rf"ping -c 3 {NODE}",
@@ -269,13 +254,11 @@ DRILLS = (
         ),
         act=_unplug,
     ),
-    # A node is drained
     on_nodes(2)(
         name="node-drained",
         title="scontrol sets one of two nodes to DRAIN",
         checks={"host.inventory": {}},
         expected=Expected(
-            check="host.inventory",
             cause="node_drained",
             place=rf"^{NODE}: .*DRAIN: fan broken",
             command=rf"^scontrol show node {NODE}",
@@ -283,13 +266,11 @@ DRILLS = (
         ),
         prepare=_drain,
     ),
-    # NCCL may not copy directly between the GPUs of one node
     on_nodes(3)(
         name="p2p-disabled-on-node",
         title="NCCL_P2P_DISABLE=1 on one of three nodes",
         checks={"nodes.connectivity": {}},
         expected=Expected(
-            check="nodes.connectivity",
             metric="network_differing",
             cause="environment_variable",
             place=rf"^{NODE}: NCCL_P2P_DISABLE=1 is set on {NODE} only",
@@ -298,14 +279,12 @@ DRILLS = (
         ),
         prepare=partial(set_variables, NCCL_P2P_DISABLE="1"),
     ),
-    # A rank on another node is killed
     on_nodes(2)(
         name="rank-killed-on-node",
         title="SIGKILL to a rank on one of two nodes during an all-reduce",
         checks=_ALL_REDUCE,
         expected=Expected(
-            check=_CHECK,
-            outcomes=(Outcome.ERROR,),
+            outcomes=ONLY_ERROR,
             cause="torchrun.killed",
             place=rf"rank \d+ \({NODE}",
             command=r"dmesg",
@@ -313,7 +292,6 @@ DRILLS = (
         ),
         act=_kill_rank,
     ),
-    # The link of one node is much slower than the links of the other nodes
     on_nodes(3, "tc")(
         name="shaped-link",
         title="the link of one of three nodes is shaped to 200 Mbit/s",
@@ -328,13 +306,11 @@ DRILLS = (
         ),
         prepare=partial(shape_link, discipline="tbf rate 200mbit burst 256kbit latency 100ms"),
     ),
-    # One node has a small /dev/shm
     on_nodes(2)(
         name="shm-small-on-node",
         title="/dev/shm of 1 MiB on one of two nodes",
         checks={"host.inventory": {}},
         expected=Expected(
-            check="host.inventory",
             metric="shm_bytes",
             cause="shm_too_small",
             place=rf"^{NODE}: ",
@@ -345,14 +321,12 @@ DRILLS = (
             change_node, command="mount -o remount,size=1m /dev/shm", undo="mount -o remount,size=50% /dev/shm"
         ),
     ),
-    # slurmd of a node dies during a job
     on_nodes(2)(
         name="slurmd-dead",
         title="SIGKILL to slurmd on one of two nodes during an all-reduce",
         checks=_ALL_REDUCE,
         expected=Expected(
-            check=_CHECK,
-            outcomes=(Outcome.ERROR,),
+            outcomes=ONLY_ERROR,
             cause="slurmd_down",
             place=rf"^{NODE}: .*slurmd does not run",
             command=rf"ssh {NODE} systemctl status slurmd",
@@ -360,13 +334,11 @@ DRILLS = (
         ),
         act=_kill_slurmd_in_job,
     ),
-    # A node does not resolve the name of another node
     on_nodes(2)(
         name="unresolvable-host",
         title="one of two nodes does not resolve the other's name",
         checks={"nodes.connectivity": {}},
         expected=Expected(
-            check="nodes.connectivity",
             metric="names_unresolved",
             cause="names_unresolved",
             place=rf"^{NODE}: .*node0",
@@ -375,13 +347,11 @@ DRILLS = (
         ),
         prepare=_remove_name,
     ),
-    # One node has another version of torch than the others
     on_nodes(3)(
         name="version-differs",
         title="one of three nodes has a fake package entry (dist-info) of torch 2.1.0",
         checks={"nodes.connectivity": {}},
         expected=Expected(
-            check="nodes.connectivity",
             metric="nodes_differing",
             cause="node_differs",
             place=rf"^{NODE}: .*torch: 2\.1\.0",
@@ -390,7 +360,6 @@ DRILLS = (
         ),
         prepare=_plant_metadata,
     ),
-    # GLOO_SOCKET_IFNAME names an interface that one node does not have
     on_nodes(2)(
         name="wrong-interface",
         title="GLOO_SOCKET_IFNAME=ib7 on one of two nodes, which has no such interface",

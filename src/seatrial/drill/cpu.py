@@ -12,7 +12,7 @@ import time
 from functools import partial
 from typing import Any
 
-from seatrial.drill.base import Drill, Expected, Needs
+from seatrial.drill.base import ONLY_ERROR, ONLY_FAIL, Drill, Expected, Needs
 from seatrial.drill.faults import FAULTY_RANK
 from seatrial.drill.injection import Injection
 from seatrial.model import Outcome
@@ -114,15 +114,13 @@ def _mount_silent(injection: Injection) -> None:
 
 
 DRILLS = (
-    # One bit of one all-reduce result is wrong on one rank
     _drill(
         name="bit-flip",
         title=f"one bit of one all-reduce result is flipped on rank {FAULTY_RANK}",
         checks={"collectives.all_reduce": {"sizes": ["64KiB", "1MiB"], "seconds_per_size": 0.5}},
         expected=Expected(
-            check="collectives.all_reduce",
             metric="wrong_elements",
-            outcomes=(Outcome.FAIL,),
+            outcomes=ONLY_FAIL,
             cause="data_corrupted",
             place=rf"rank{FAULTY_RANK}\b",
             command=r"dmesg.*xid|nvidia-smi",
@@ -130,13 +128,11 @@ DRILLS = (
         ),
         fault="bit_flip",
     ),
-    # A checkpoint changes on disk between its save and its load
     _drill(
         name="corrupted-checkpoint",
         title=f"one bit of a checkpoint file is flipped by rank {FAULTY_RANK} after each save",
         checks={"train.checkpoint": {}},
         expected=Expected(
-            check="train.checkpoint",
             cause="checkpoint.changed",
             place=r"/checkpoints/step-\d+ is damaged: \S+\.distcp",
             command=r"ls -l \S+/checkpoints/step-\d+; findmnt -T \S+/step-\d+",
@@ -145,14 +141,12 @@ DRILLS = (
         fault="damaged_checkpoint",
         limit_s=600,
     ),
-    # Other programs use all CPUs
     _drill(
         name="cpu-hog",
         title=f"two busy loops per CPU, in processes named {_HOG}",
         checks={"host.load": {}},
         thresholds={"host.load": {"cpu_busy": CPU_LIMIT}},
         expected=Expected(
-            check="host.load",
             metric="cpu_busy",
             cause="busy_cpus",
             place=rf"^{_HOST}: .*{_HOG}",
@@ -161,14 +155,12 @@ DRILLS = (
         ),
         prepare=_use_all_cpus,
     ),
-    # A rank reads prepared data that another job is just rewriting
     _drill(
         name="dataset-cache-race",
         title=f"the prepared data is incomplete when rank {FAULTY_RANK} reads it, "
         "as if another job wrote it at that moment",
         checks={"train.fsdp": {"hf": False}},
         expected=Expected(
-            check="train.fsdp",
             cause="data.cache_incomplete",
             place=r"/train\.fsdp/native/data/blocks-[0-9a-f]+",  # every rank that reads the file afterwards fails
             command=r"ls -la \S* ?\S+/data/blocks-[0-9a-f]+; findmnt",
@@ -176,13 +168,11 @@ DRILLS = (
         ),
         fault="truncated_cache",
     ),
-    # The filesystem of a check's artifacts is full while a checkpoint is saved
     _drill(
         name="disk-full",
         title=f"the filesystem of the checkpoints has {_DISK_SIZE.upper()}B, less than one checkpoint",
         checks={_CHECKPOINT: {}},
         expected=Expected(
-            check=_CHECKPOINT,
             cause="host.disk_full",
             place=rf"/artifacts/{_CHECKPOINT}\b",
             command=r"df -h",
@@ -192,16 +182,14 @@ DRILLS = (
         prepare=_use_new_mounts,
         act=_fill_disk,
     ),
-    # One parameter of one rank differs in one bit
     _drill(
         name="diverged-parameters",
         title=f"one bit of one parameter of rank {FAULTY_RANK} is flipped; "
         "of two ranks, no majority can say which is wrong",
         checks=_TRAINING,
         expected=Expected(
-            check="train.ddp",
             metric="parameter_digests_differing",
-            outcomes=(Outcome.FAIL,),
+            outcomes=ONLY_FAIL,
             cause="parameters_diverged",
             place=rf'differ, without a majority.*"rank": {FAULTY_RANK}\b',
             command=r"dmesg.*xid|nvidia-smi",
@@ -209,7 +197,6 @@ DRILLS = (
         ),
         fault="diverged_parameters",
     ),
-    # A process may lock only little memory
     _drill(
         name="memlock-low",
         title="locked memory is limited to 64 KiB (ulimit -l), without CAP_IPC_LOCK",
@@ -217,7 +204,6 @@ DRILLS = (
         checks={"host.inventory": {}},
         thresholds={"host.inventory": {"memlock_unlimited": "== 1 bool"}},
         expected=Expected(
-            check="host.inventory",
             metric="memlock_unlimited",
             cause="memlock_limited",
             place=rf"^{_HOST}: .*memlock_unlimited",
@@ -227,13 +213,11 @@ DRILLS = (
         needs=Needs(root=True, programs=("setpriv",)),
         prepare=_limit_memlock,
     ),
-    # One gradient of one rank is NaN
     _drill(
         name="nan-gradient",
         title=f"one gradient of rank {FAULTY_RANK} is NaN in one step",
         checks={"train.fsdp": {"hf": False}},
         expected=Expected(
-            check="train.fsdp",
             outcomes=(Outcome.FAIL, Outcome.ERROR),
             cause="data.not_finite_rank",
             place=rf"^rank {FAULTY_RANK}\b",
@@ -242,14 +226,12 @@ DRILLS = (
         ),
         fault="nan_gradient",
     ),
-    # The memory of a rank grows until the limit of its address space
     _drill(
         name="out-of-memory",
         title=f"rank {FAULTY_RANK} allocates memory until its limit (RLIMIT_AS)",
         checks=_TRAINING,
         expected=Expected(
-            check="train.ddp",
-            outcomes=(Outcome.ERROR,),
+            outcomes=ONLY_ERROR,
             cause="host.out_of_memory",
             place=rf"rank{FAULTY_RANK}\b",
             command=r"dmesg",
@@ -257,14 +239,12 @@ DRILLS = (
         ),
         fault="memory_limit",
     ),
-    # A rank is killed while it trains
     _drill(
         name="rank-killed",
         title=f"SIGKILL to rank {FAULTY_RANK} of a training on two ranks",
         checks=_TRAINING,
         expected=Expected(
-            check="train.ddp",
-            outcomes=(Outcome.ERROR,),
+            outcomes=ONLY_ERROR,
             cause="torchrun.killed",
             place=rf"rank {FAULTY_RANK} \(",
             command=r"dmesg",
@@ -272,14 +252,12 @@ DRILLS = (
         ),
         act=partial(_signal_rank, number=signal.SIGKILL),
     ),
-    # A rank raises an error while it trains
     _drill(
         name="rank-raises",
         title=f"rank {FAULTY_RANK} of a training on two ranks raises an error",
         checks=_TRAINING,
         expected=Expected(
-            check="train.ddp",
-            outcomes=(Outcome.ERROR,),
+            outcomes=ONLY_ERROR,
             cause="rank_failed",
             place=rf"rank {FAULTY_RANK} \(",
             command=r"tail .*/jobs/ranks/attempt1/logs/.*/1/stderr\.log",
@@ -287,15 +265,13 @@ DRILLS = (
         ),
         fault="error_in_training",
     ),
-    # A rank is stopped while it trains: its peers wait in a collective
     _drill(
         name="rank-stopped",
         title=f"SIGSTOP to rank {FAULTY_RANK} of a training on two ranks",
         checks=_TRAINING,
         settings={"limits": {"heartbeat_timeout_s": 15}},
         expected=Expected(
-            check="train.ddp",
-            outcomes=(Outcome.ERROR,),
+            outcomes=ONLY_ERROR,
             cause="rank_hangs",
             place=rf"rank{FAULTY_RANK}: Rank {FAULTY_RANK}: ",
             command=r"^cat \S+/hang/(rank1|states)\.txt$",
@@ -303,7 +279,6 @@ DRILLS = (
         ),
         act=partial(_signal_rank, number=signal.SIGSTOP),
     ),
-    # The folder of the run directory is on a filesystem that is mounted read-only
     _drill(
         name="run-dir-read-only",
         title="the run directory is on a read-only filesystem",
@@ -332,15 +307,13 @@ DRILLS = (
         prepare=_mount_run_dir,
         act=_remount_read_only,
     ),
-    # The node's /dev/shm has Docker's default size
     _drill(
         name="shm-small",
         title="/dev/shm of 64 MiB, as in a container without --shm-size",
         checks={"host.inventory": {}},
         expected=Expected(
-            check="host.inventory",
             metric="shm_bytes",
-            outcomes=(Outcome.FAIL,),
+            outcomes=ONLY_FAIL,
             cause="shm_too_small",
             place=rf"^{_HOST}: .*shm_bytes",
             command=r"df -h /dev/shm",
@@ -349,15 +322,13 @@ DRILLS = (
         needs=Needs(root=True, programs=("unshare", "mount")),
         prepare=_mount_small_shm,
     ),
-    # The data of one rank arrives late
     _drill(
         name="slow-input",
         title=f"each batch of rank {FAULTY_RANK} arrives 0.3 s late",
         checks=_TRAINING,
         expected=Expected(
-            check="train.ddp",
             metric="rank_data_wait",
-            outcomes=(Outcome.FAIL,),
+            outcomes=ONLY_FAIL,
             cause="slow_input",
             place=rf"rank{FAULTY_RANK}\b",
             command=r"vmstat|iostat",
@@ -365,15 +336,13 @@ DRILLS = (
         ),
         fault="slow_input",
     ),
-    # One rank computes slower than the others
     _drill(
         name="slow-rank",
         title=f"each forward pass of rank {FAULTY_RANK} takes 0.3 s longer",
         checks=_TRAINING,
         expected=Expected(
-            check="train.ddp",
             metric="rank_slowdown",
-            outcomes=(Outcome.FAIL,),
+            outcomes=ONLY_FAIL,
             cause="slow_rank",
             place=rf"rank{FAULTY_RANK}\b",
             command=r"^top ",
@@ -387,9 +356,8 @@ DRILLS = (
         title="a FUSE filesystem whose program does not reply",
         checks={"host.inventory": {}},
         expected=Expected(
-            check="host.inventory",
             metric="hung_mounts",
-            outcomes=(Outcome.FAIL,),
+            outcomes=ONLY_FAIL,
             cause="hung_mounts",
             place=rf"^{_HOST}: .*/silent\b",
             command=r"/proc/mounts|findmnt|dmesg",

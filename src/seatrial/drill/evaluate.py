@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from seatrial.drill.base import BAD_OUTCOMES, Drill, DrillResult, Expected
@@ -14,31 +13,21 @@ from seatrial.util.text import cut_at_sentence
 MAX_CHARS = 300  # characters of a problem, or of a quoted message
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """The output of a trial. ``trial``: its record, None if it left none. ``error_output``: its standard error.
+def evaluate(drill: Drill, trial: Trial | None, error_output: str, seconds: float, failure: str = "") -> DrillResult:
+    """Compare what the trial reported with what the drill expects.
 
-    ``seconds``: see DrillResult. ``failure``: why the fault could not be injected, why the trial did not end, or why
-    its record is unreadable; else empty.
+    ``trial``: its record, None if it left none. ``seconds``: see DrillResult. ``failure``: why the fault could not be
+    injected, why the trial did not end, or why its record is unreadable; else empty.
     """
-
-    trial: Trial | None
-    error_output: str
-    seconds: float
-    failure: str = ""
-
-
-def evaluate(drill: Drill, evidence: Evidence) -> DrillResult:
-    """Compare what the trial reported with what the drill expects."""
-    result = DrillResult(name=drill.name, title=drill.title, machine=drill.machine, seconds=evidence.seconds)
-    if evidence.failure:
-        return result.model_copy(update={"problems": (evidence.failure[:MAX_CHARS],)})
+    result = DrillResult(name=drill.name, title=drill.title, machine=drill.machine, seconds=seconds)
+    if failure:
+        return result.model_copy(update={"problems": (failure[:MAX_CHARS],)})
     if drill.expected.refusal:
-        return _evaluate_refusal(result, drill.expected, evidence)
-    if evidence.trial is None:
-        lines = evidence.error_output.strip().splitlines() or ["empty"]
+        return _evaluate_refusal(result, drill.expected, trial, error_output)
+    if trial is None:
+        lines = error_output.strip().splitlines() or ["empty"]
         return result.model_copy(update={"problems": (f"no record; last line of stderr: {lines[-1][:MAX_CHARS]}",)})
-    return _evaluate_record(result, drill.expected, evidence.trial)
+    return _evaluate_record(result, replace(drill.expected, check=drill.expected_check), trial)
 
 
 def finding_cause(finding: Finding) -> str:
@@ -52,12 +41,13 @@ def _evaluate_record(result: DrillResult, expected: Expected, trial: Trial) -> D
     cause = finding_cause(finding) if finding else ""
     command = finding.first_command if finding else ""
     action = finding.action if finding else None
-    place_texts = _texts_with_place(finding, fault_verdicts)
+    place_texts = [f"{finding.subject}: {finding.title}: {finding.evidence}"] if finding else []
+    place_texts += [f"{verdict.subject}: {verdict.detail}: {verdict.evidence}" for verdict in fault_verdicts]
     parts = {
         "seen": bool(fault_verdicts),
         "located": any(re.search(expected.place, text) for text in place_texts),
-        "explained": bool(cause) and cause == expected.cause,
-        "command_right": re.search(expected.command, command) is not None if command else False,
+        "explained": cause != "" and cause == expected.cause,
+        "command_right": command != "" and re.search(expected.command, command) is not None,
         "action_right": None if expected.action is None else action == expected.action,
     }
     differences = {
@@ -94,20 +84,14 @@ def _shows_fault(verdict: Verdict, expected: Expected) -> bool:
     )
 
 
-def _texts_with_place(finding: Finding | None, fault_verdicts: Sequence[Verdict]) -> list[str]:
-    texts = [f"{finding.subject}: {finding.title}: {finding.evidence}"] if finding else []
-    return texts + [f"{verdict.subject}: {verdict.detail}: {verdict.evidence}" for verdict in fault_verdicts]
-
-
 def _bad_verdicts(trial: Trial) -> str:
     bad = [verdict for verdict in trial.verdicts if verdict.outcome in BAD_OUTCOMES]
     return "; ".join(f"{verdict.outcome} {verdict.check} {verdict.metric}".strip() for verdict in bad) or "none is bad"
 
 
-def _evaluate_refusal(result: DrillResult, expected: Expected, evidence: Evidence) -> DrillResult:
+def _evaluate_refusal(result: DrillResult, expected: Expected, trial: Trial | None, error_output: str) -> DrillResult:
     """Compare the message of a trial that must not start or must end early with the drill's expectation."""
-    trial = evidence.trial
-    message = f"{trial.stop_reason}\n{evidence.error_output}" if trial else evidence.error_output
+    message = f"{trial.stop_reason}\n{error_output}" if trial else error_output
     is_accepted = trial is not None and trial.decision.value is DecisionValue.ACCEPTED
     seen = re.search(expected.refusal, message) is not None and not is_accepted
     command = trial.findings[0].first_command if trial and trial.findings else message
@@ -118,7 +102,7 @@ def _evaluate_refusal(result: DrillResult, expected: Expected, evidence: Evidenc
         "command_right": seen and re.search(expected.command, command) is not None,
     }
     refusal_line = next((line for line in message.splitlines() if re.search(expected.refusal, line)), "")
-    last_line = (evidence.error_output.strip().splitlines() or ["empty"])[-1]
+    last_line = (error_output.strip().splitlines() or ["empty"])[-1]
     quoted = (refusal_line or last_line)[:MAX_CHARS]
     return result.model_copy(
         update={

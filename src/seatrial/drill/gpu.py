@@ -6,10 +6,9 @@ import sys
 import time
 from functools import partial
 
-from seatrial.drill.base import Drill, Expected, Needs
+from seatrial.drill.base import ONLY_ERROR, ONLY_FAIL, Drill, Expected, Needs
 from seatrial.drill.faults import FAULTY_RANK
 from seatrial.drill.injection import Injection, TrialEndedEarly
-from seatrial.model import Outcome
 
 _drill = partial(Drill, machine="gpu")
 _GPU = 0  # index of the GPU that the programs use: it also exists on a host with one GPU
@@ -50,14 +49,13 @@ def _start_on_gpu(injection: Injection, mode: str) -> None:
 
 
 DRILLS = (
-    # Another program computes on a GPU of the trial
     _drill(
         name="corunning-gemm",
         title=f"another program multiplies matrices on GPU {_GPU}",
         checks={"gpu.inventory": {}, "device.gemm": {}, "device.memory": {}},
         expected=Expected(
             check="device.gemm",
-            outcomes=(Outcome.FAIL,),
+            outcomes=ONLY_FAIL,
             cause="foreign_processes",
             place=rf"gpu{_GPU}\b",
             command=rf"nvidia-smi --id={_GPU} --query-compute-apps|ps .*-p \d+",
@@ -66,13 +64,11 @@ DRILLS = (
         needs=Needs(gpus=1),
         prepare=partial(_start_on_gpu, mode="compute"),
     ),
-    # A process of an ended job still holds memory of a GPU
     _drill(
         name="leftover-memory",
         title=f"an idle process holds 8 GiB of GPU {_GPU}",
         checks={"gpu.inventory": {}},
         expected=Expected(
-            check="gpu.inventory",
             metric="foreign_processes",
             cause="foreign_processes",
             place=rf"gpu{_GPU}\b",
@@ -90,7 +86,7 @@ DRILLS = (
         expected=Expected(
             check="collectives.*",
             metric="*busbw.*",
-            outcomes=(Outcome.FAIL,),
+            outcomes=ONLY_FAIL,
             cause="environment_variable",
             place=r"NCCL_MAX_NCHANNELS=2",
             command=r"grep \S*NCCL_MAX_NCHANNELS",
@@ -99,15 +95,13 @@ DRILLS = (
         needs=Needs(gpus=2),
         prepare=partial(_set_variable, name="NCCL_MAX_NCHANNELS", value="2"),
     ),
-    # A GPU of the node is not visible to the trial
     _drill(
         name="missing-gpu",
         title="one of two expected GPUs is not visible (CUDA_VISIBLE_DEVICES=0)",
         checks={"gpu.inventory": {}},
         expected=Expected(
-            check="gpu.inventory",
             metric="gpus_hidden",
-            outcomes=(Outcome.FAIL,),
+            outcomes=ONLY_FAIL,
             cause="gpus_hidden",
             place=r"CUDA_VISIBLE_DEVICES|cuda_visible_devices",
             command=r"nvidia-smi -L|CUDA_VISIBLE_DEVICES",
@@ -124,7 +118,7 @@ DRILLS = (
         expected=Expected(
             check="collectives.*",
             metric="*",
-            outcomes=(Outcome.FAIL,),
+            outcomes=ONLY_FAIL,
             cause="environment_variable",
             place=r"NCCL_P2P_DISABLE=1",
             command=r"grep \S*NCCL_P2P_DISABLE",
@@ -133,14 +127,12 @@ DRILLS = (
         needs=Needs(gpus=2),
         prepare=partial(_set_variable, name="NCCL_P2P_DISABLE", value="1"),
     ),
-    # Two ranks use the same GPU
     _drill(
         name="shared-gpu",
         title=f"rank {FAULTY_RANK} uses the GPU of rank 0",
         checks={"collectives.all_reduce": {"sizes": ["1MiB"]}},
         expected=Expected(
-            check="collectives.all_reduce",
-            outcomes=(Outcome.ERROR,),
+            outcomes=ONLY_ERROR,
             cause="nccl.duplicate_gpu",
             place=r"rank",
             command=r"nvidia-smi --query-compute-apps",

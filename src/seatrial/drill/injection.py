@@ -19,6 +19,7 @@ from pydantic import JsonValue
 
 from seatrial.config.layers import ENV_PREFIX
 from seatrial.drill.base import Drill
+from seatrial.drill.faults import install
 from seatrial.model import SeatrialError
 from seatrial.util import processes
 from seatrial.util.input_files import read_json
@@ -64,15 +65,16 @@ class Injection:
         self._at_end.callback(function, *arguments)
 
     def use_fault(self, name: str) -> None:
-        """Run ``install()`` of the module ``faults/NAME.py`` at the start of every Python process of the trial.
+        """Run ``install`` for the module ``faults/NAME.py`` at the start of every Python process of the trial.
 
         Only the sitecustomize.py that this function writes calls ``install``: no option or variable of seatrial does.
         """
-        module = f"seatrial.drill.faults.{name}"
-        importlib.import_module(module)  # a wrong name fails here, not silently in the trial
+        importlib.import_module(f"{install.__module__}.{name}")  # a wrong name fails here, not silently in the trial
         folder = self.folder / "python"
         folder.mkdir()
-        (folder / "sitecustomize.py").write_text(f"from {module} import install\n\ninstall()\n", encoding="utf-8")
+        (folder / "sitecustomize.py").write_text(
+            f"from {install.__module__} import install\n\ninstall({name!r})\n", encoding="utf-8"
+        )
         inherited = os.environ.get("PYTHONPATH")
         self.environment["PYTHONPATH"] = f"{folder}{os.pathsep}{inherited}" if inherited else str(folder)
 

@@ -12,7 +12,7 @@ from seatrial.config.schema import JobPlacement
 from seatrial.discover import gpu, slurm
 from seatrial.discover.slurm_nodes import candidate_nodes
 from seatrial.drill.base import Drill, DrillResult, Needs
-from seatrial.drill.evaluate import Evidence, evaluate
+from seatrial.drill.evaluate import evaluate
 from seatrial.drill.injection import Injection
 from seatrial.model import SeatrialError, Trial
 from seatrial.pipeline.run_directory import load_trial
@@ -55,7 +55,7 @@ def run_drill(drill: Drill, folder: Path, progress: Progress) -> DrillResult:
         record = load_record(injection.run_dir)
     except SeatrialError as error:
         failure = failure or str(error)
-    return evaluate(drill, Evidence(record, injection.error_output(), round(seconds, 1), failure))
+    return evaluate(drill, record, injection.error_output(), round(seconds, 1), failure)
 
 
 def load_record(run_dir: Path) -> Trial | None:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from seatrial.drill.base import Drill, DrillResult
 from seatrial.drill.clean import CleanRuns
+from seatrial.report.tables import Table, print_tables
 from seatrial.report.text import clean
 from seatrial.util.quantiles import CONFIDENCE
 from seatrial.util.text import plural
@@ -26,18 +26,15 @@ PARTS = {
 
 def print_results(results: Sequence[DrillResult], console: Console) -> None:
     """Print one row per drill, then the parts that do not hold, and the totals."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("drill", overflow="fold")
-    for heading in PARTS.values():
-        table.add_column(heading)
-    table.add_column("seconds", justify="right")
-    for result in results:
-        if result.could_not_run:
-            table.add_row(result.name, *["-"] * len(PARTS), "-")
-        else:
-            cells = [part_text(result, part) for part in PARTS]
-            table.add_row(result.name, *cells, f"{result.seconds:.1f}")
-    console.print(table, highlight=False)
+    rows = [
+        (
+            result.name,
+            *("-" if result.could_not_run else part_text(result, part) for part in PARTS),
+            "-" if result.could_not_run else f"{result.seconds:.1f}",
+        )
+        for result in results
+    ]
+    print_tables([Table("", rows, ("drill", *PARTS.values(), "seconds"))], console)
     for result in results:
         if result.could_not_run:
             console.print(f"{result.name}: could not run here: {escape(result.could_not_run)}", highlight=False)
@@ -76,9 +73,8 @@ def print_clean(result: CleanRuns, console: Console) -> None:
 
 def print_list(drills: Iterable[tuple[Drill, str]], console: Console) -> None:
     """Print each drill with its title, and why it cannot run on this machine."""
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    table.add_column(overflow="fold")
-    for drill, reason in drills:
-        text = escape(drill.title) + (f" (not here: {escape(reason)})" if reason else "")
-        table.add_row(drill.name, drill.machine, text)
-    console.print(table, highlight=False)
+    rows = [
+        (drill.name, drill.machine, f"{drill.title} (not here: {reason})" if reason else drill.title)
+        for drill, reason in drills
+    ]
+    print_tables([Table("", rows)], console)

@@ -68,7 +68,7 @@ def read(archive: Path, kept: Collection[str] | None = None) -> tuple[dict[str, 
     links, devices, two files of one name, or data beside the files.
     """
     digests: dict[str, str] = {}
-    contents: dict[str, bytes] = {}
+    contents = {}
     try:
         with open_file(archive) as file, gzip.GzipFile(fileobj=file) as packed:
             left = os.fstat(file.fileno()).st_size * MAX_GZIP_RATIO + LOG_ALLOWANCE

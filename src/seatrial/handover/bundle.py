@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import JsonValue
-
 from seatrial import __version__, report
 from seatrial.checks import catalog
 from seatrial.handover import archive, signatures
@@ -110,7 +108,7 @@ def statement_bytes(trial: Trial, record_digest: str, rules: Rulebook | None) ->
     INCOMPLETE is FAILED; decision and reason are annotations of the subject, the record. A check without a verdict that
     a required check needs (ERROR, UNJUDGED) is among the failed tests. A record does not contain verdicts with PASS.
     """
-    tests: dict[str, list[JsonValue]] = {"passedTests": [], "warnedTests": [], "failedTests": []}
+    tests = dict[str, list[str]](passedTests=[], warnedTests=[], failedTests=[])
     for check in check_views(trial):
         outcome = check.outcome if check.verdicts else Outcome.PASS
         if outcome is not Outcome.SKIP:
@@ -118,7 +116,7 @@ def statement_bytes(trial: Trial, record_digest: str, rules: Rulebook | None) ->
             tests[kind].append(check.name)
     accepted = "WARNED" if tests["warnedTests"] else "PASSED"
     decision = trial.decision
-    subject: JsonValue = {
+    subject = {
         "name": RECORD,
         "digest": {"sha256": record_digest},
         "annotations": {"decision": str(decision.value), "reason": decision.reason},
@@ -126,10 +124,8 @@ def statement_bytes(trial: Trial, record_digest: str, rules: Rulebook | None) ->
     judged_by = {f"{RECORD}#config": trial.config}
     for name, value in rules.model_dump(mode="json").items() if rules else ():
         judged_by[f"{RULES}#rulebook.{name}"] = value
-    configuration: list[JsonValue] = [
-        {"name": name, "digest": {"sha256": digest(value)}} for name, value in judged_by.items()
-    ]
-    predicate: dict[str, JsonValue] = {
+    configuration = [{"name": name, "digest": {"sha256": digest(value)}} for name, value in judged_by.items()]
+    predicate = {
         "result": accepted if decision.value is DecisionValue.ACCEPTED else "FAILED",
         "configuration": configuration,
         **tests,
@@ -155,7 +151,7 @@ def _files(
     ``record``: the content of trial.json that was judged, and the original. Raises UsageError if a journal belongs to
     another record.
     """
-    removed: list[str] = []
+    removed = []
     for name, path in paths.items():
         in_run = name.removeprefix(RUN)
         is_own = in_run in {*report.FILES, *trial.manifest}

@@ -8,8 +8,8 @@ from textwrap import shorten
 
 from seatrial.checks import catalog
 from seatrial.diagnose.causes import SET_BY_SEATRIAL, variable_values
-from seatrial.handover.side import Side, ends
-from seatrial.model import CLUSTER
+from seatrial.handover.side import Side
+from seatrial.model import CLUSTER, ends, node_of
 from seatrial.report.formatting import natural_key, subject_kind
 from seatrial.report.identity import facts_by_host, gpu_fields
 from seatrial.report.tables import fact_text, settings
@@ -48,7 +48,7 @@ class FactChange:
         """Whether the fact changed on a part, its node, or an end of it; a fact of the run concerns all."""
         if not self.places or part == CLUSTER or subject_kind(part) == "rail":
             return True
-        return any(end in self.places or end.partition("/")[0] in self.places for end in ends(part))
+        return any(end in self.places or node_of(end) in self.places for end in ends(part))
 
     @property
     def where(self) -> str:
@@ -112,6 +112,6 @@ def _facts(side: Side) -> dict[str, dict[str, str]]:
     for name, value, _ in settings({key: trial.config[key] for key in trial.config.keys() - _NOT_FACTS}, {}):
         found[f"setting {name}"] = {"": value}
     found["seatrial"] = {"": trial.seatrial}
-    if topology := next((job.topology for job in trial.jobs if job.topology), None):
-        found["topology of switches"] = {"": topology.model_dump_json()}
+    if trial.topology:
+        found["topology of switches"] = {"": trial.topology.model_dump_json()}
     return found

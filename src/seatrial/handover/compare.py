@@ -68,7 +68,7 @@ def pooled(groups: Iterable[Sequence[Sequence[float]]]) -> Noise | None:
     independent parts; they follow from the spread of the rows' means (Satterthwaite, 1946). They are also fewer if the
     spreads of the groups differ by more than chance (variances with an inverse chi-squared distribution).
     """
-    variances: list[tuple[float, float]] = []  # of each group, and its degrees of freedom
+    variances = []  # of each group, and its degrees of freedom
     for group in groups:
         rows = [[math.log(value) for value in row] for row in group]
         if len(rows) < 2 or not rows[0]:
@@ -215,7 +215,7 @@ def _tested(changes: Mapping[tuple[Speed, str], Change], a: Side, b: Side, noise
     The tests share SIGNIFICANCE, of losses alone. A test needs no share if its spread makes MIN_CHANGE improbable.
     """
     spreads = {speed: _noise(speed, a, b, noise) for speed in dict.fromkeys(speed for speed, _ in changes)}
-    errors: dict[tuple[Speed, str], tuple[float, int]] = {}  # standard error of ln(B / A), degrees of freedom
+    errors = {}  # standard error of ln(B / A), degrees of freedom
     for (speed, key), change in changes.items():
         spread = spreads[speed]
         if spread and not change.reason and change.after > 0:

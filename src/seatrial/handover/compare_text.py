@@ -74,8 +74,7 @@ def loss_lines(loss: Loss) -> Iterator[str]:
 
 def _side_text(trials: Sequence[Trial]) -> str:
     last = max(trials, key=lambda trial: trial.started)
-    started = utc(last.started, "%Y-%m-%d %H:%M UTC") or "unknown time"
-    text = f"{last.name}, {machine_size(last)}, {started}, {decision_title(last)}"
+    text = f"{last.name}, {machine_size(last)}, {utc(last.started, '%Y-%m-%d %H:%M UTC')}, {decision_title(last)}"
     return f"{text}; the last of {len(trials)} records, medians are compared" if len(trials) > 1 else text
 
 

@@ -17,7 +17,7 @@ from typing import Literal
 from pydantic import TypeAdapter, ValidationError
 
 from seatrial import __version__
-from seatrial.model import Frozen, Outcome, UsageError
+from seatrial.model import Frozen, Outcome, UsageError, node_of
 from seatrial.pipeline.run_directory import load_trial
 from seatrial.report.identity import gpus_of
 from seatrial.report.parts import parts, problems
@@ -92,7 +92,7 @@ def _runs(folder: Path) -> Iterator[Run]:
     name = f"history.{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]}"
     key = user_cache.key(__version__.encode(), repr(_CACHE.json_schema()).encode())
     cached = _read_cache(name, key)
-    entries: dict[str, _Entry] = {}
+    entries = {}
     read = 0
     for path in find_records(folder):
         file = path / RECORD if path.is_dir() else path
@@ -150,10 +150,10 @@ def part_history(runs: Iterable[Run], part: str) -> list[Sighting]:
     """The runs with a part: a serial number or UUID, a GPU such as node3/gpu5, or a node. Raises UsageError."""
     found = []
     for run in runs:
-        is_node = any(subject.partition("/")[0] == part for subject in run.gpus)
+        is_node = any(node_of(subject) == part for subject in run.gpus)
         places = [subject for subject, ids in run.gpus.items() if part in (subject, *ids)]
         failing = [name for name in run.failing if name in (part, *places)]
-        failing += [name for name in run.failing if is_node and name.partition("/")[0] == part]
+        failing += [name for name in run.failing if is_node and node_of(name) == part]
         places += [part] if is_node else failing
         if places:
             serial = run.gpus.get(places[0], ("", ""))[0]
@@ -173,7 +173,7 @@ def summary(part: str, sightings: Sequence[Sighting]) -> str:
     serials, failed_serials = ({each.serial: 0 for each in some if each.serial} for some in (sightings, failed))
     text = f"{part} failed in {len(failed)} of {plural(len(sightings), 'run')}"
     if len(places) > 1:
-        nodes = plural(len({place.partition("/")[0] for place in places}), "node")
+        nodes = plural(len({node_of(place) for place in places}), "node")
         text += f", in {len(places)} places on {nodes} ({', '.join(places)}): the GPU moved"
         if len(failed_at) > 1:
             text += "; the fault moved with it: suspect the GPU"

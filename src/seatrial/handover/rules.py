@@ -33,18 +33,19 @@ def digest(document: object) -> str:
 
 def rulebook(judged: Trial) -> Rulebook:
     """The rules of the checks of a trial judged by this version, and the reference values of its verdicts."""
-    rules: dict[str, list[str]] = {}
-    for name, check in catalog().items():
-        for rule in check.rules if name in judged.config["checks"] else ():
-            rules.setdefault(f"{name} {rule.metric}", []).extend(_rule_texts(rule))
-    references: dict[str, dict[Basis, None]] = {}
-    for verdict in judged.verdicts:
-        for basis in (verdict.basis, *verdict.other_limits) if verdict.basis else ():
-            if basis.kind in _REFERENCE_KINDS:
-                references.setdefault(f"{verdict.check} {verdict.metric}", {})[basis] = None
+    of_trial = (
+        (name, rule) for name, check in catalog().items() if name in judged.config["checks"] for rule in check.rules
+    )
+    rules = grouped((f"{name} {rule.metric}", text) for name, rule in of_trial for text in _rule_texts(rule))
+    references = grouped(
+        (f"{verdict.check} {verdict.metric}", basis)
+        for verdict in judged.verdicts
+        for basis in ((verdict.basis, *verdict.other_limits) if verdict.basis else ())
+        if basis.kind in _REFERENCE_KINDS
+    )
     return Rulebook(
         rules=dict(sorted(rules.items())),
-        references={key: list(bases) for key, bases in sorted(references.items())},
+        references={key: list(dict.fromkeys(bases)) for key, bases in sorted(references.items())},
         thresholds=digest(judged.config["checks"]),
     )
 

@@ -10,7 +10,7 @@ from statistics import median
 
 from seatrial.checks import catalog
 from seatrial.judge.plausibility import TIME_UNITS
-from seatrial.model import Outcome, Trial
+from seatrial.model import Outcome, Trial, ends
 from seatrial.report.identity import Gpu, gpus_of
 from seatrial.report.parts import parts, problems
 
@@ -85,7 +85,7 @@ def _side(trials: Sequence[Trial], identity: str) -> Side:
         side.keys = {subject: getattr(gpu, identity) if identity else subject for subject, gpu in gpus.items()}
         side.gpus |= {side.keys[subject]: gpu for subject, gpu in gpus.items()}
         side.places |= {key: subject for subject, key in side.keys.items()}
-        side.checks |= {measurement.check for measurement in trial.measurements if measurement.metrics}
+        side.checks |= {each.check for each in trial.measurements if each.metrics}
         for speed, by_subject in speed_values(trial).items():
             for subject, value in by_subject.items():
                 key = _part_key(subject, side.keys)
@@ -100,14 +100,6 @@ def _side(trials: Sequence[Trial], identity: str) -> Side:
                 fails[key] += 1
     side.failing = {key: failure for key, failure in side.failing.items() if 2 * fails[key] > len(trials)}
     return side
-
-
-def ends(subject: str) -> list[str]:
-    """The subject, or both ends of a link with their node: node0/gpu0->gpu1 ends at node0/gpu0 and node0/gpu1."""
-    first, arrow, last = subject.partition("->")
-    if arrow and "/" in first and "/" not in last:
-        last = f"{first.partition('/')[0]}/{last}"
-    return [first, last] if arrow else [subject]
 
 
 def _part_key(subject: str, keys: Mapping[str, str]) -> str:

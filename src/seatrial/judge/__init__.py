@@ -49,7 +49,7 @@ def judge(
     third measurements of checks that failed; they confirm or lift a FAIL. None: the retries have not run yet, so that
     a FAIL does not get the reason NOT_RETRIED.
     """
-    by_check = grouped((measurement.check, measurement) for measurement in measurements)
+    by_check, retries_by_check = map(_by_check, (measurements, retries or ()))
     trial_links = links.read(measurements, checks)
     references = _references(config, trial_links, measurements, checks, site, site_includes_run=site_includes_run)
     plan = RecordedPlan(config, jobs, by_check, trial_links.nvlinks)
@@ -63,7 +63,7 @@ def judge(
         else:
             check, measured = checks[name], by_check.get(name, ())
             judge_measurements = _judge_of(check, settings, config.name, references)
-            check_retries = [measurement for measurement in retries or () if measurement.check == name]
+            check_retries = retries_by_check.get(name, ())
             verdicts += coverage_errors(check, plan, measured)
             verdicts += unevaluated_thresholds(name, settings, measured, config.name)
             for each in (measured, check_retries):
@@ -76,7 +76,7 @@ def judge(
             else:
                 verdicts += retry.combined_verdicts(check, measured, check_retries, judge_measurements)
     verdicts += dict.fromkeys(identity_errors([*measurements, *(retries or ())]))
-    recorded_checks = chain(*(job.checks for job in jobs), by_check, (each.check for each in retries or ()))
+    recorded_checks = chain(*(job.checks for job in jobs), by_check, retries_by_check)
     verdicts += unplanned_checks(config, excluded_checks, recorded_checks)
     return tuple(with_remedies(verdicts))
 
@@ -94,12 +94,13 @@ def checks_to_retry(
     Checks with an error in an earlier measurement are not retried.
     """
     references = _references(config, links.read(measurements, checks), measurements, checks, site)
-    summary_by_check: dict[str, str] = {}
+    by_check, retries_by_check = map(_by_check, (measurements, retries))
+    summary_by_check = {}
     for name, settings in config.checks.items():
-        first = [measurement for measurement in measurements if measurement.check == name]
-        if name not in checks or not first or any(measurement.error for measurement in first):
+        first = by_check.get(name, ())
+        if name not in checks or not first or any(each.error for each in first):
             continue
-        rounds = [first, *retry.complete_retries(first, [each for each in retries if each.check == name])]
+        rounds = [first, *retry.complete_retries(first, retries_by_check.get(name, ()))]
         if len(rounds) != retry_number:  # the first retry needs one complete measurement, the second retry needs two
             continue
         judge_measurements = _judge_of(checks[name], settings, config.name, references)
@@ -110,17 +111,21 @@ def checks_to_retry(
     return summary_by_check
 
 
+def _by_check(measurements: Sequence[Measurement]) -> dict[str, list[Measurement]]:
+    return grouped((each.check, each) for each in measurements)
+
+
 def search_verdicts(searches: Sequence[Measurement], checks: Checks) -> tuple[Verdict, ...]:
     """A FAIL for each slow node that a search confirms by repeated measurements; this needs no reference value.
 
     A search that finds nothing gives no verdict, since it is not a check of the trial.
     """
-    verdicts: list[Verdict] = []
-    for name in dict.fromkeys(measurement.check for measurement in searches):
-        if name in checks:
-            measured = [measurement for measurement in searches if measurement.check == name]
-            verdicts += judge_check(checks[name], measured, expect={}, trial="")
-    return tuple(verdict for verdict in verdicts if verdict.outcome is Outcome.FAIL)
+    judged = (
+        judge_check(checks[name], measured, expect={}, trial="")
+        for name, measured in _by_check(searches).items()
+        if name in checks
+    )
+    return tuple(verdict for verdict in chain.from_iterable(judged) if verdict.outcome is Outcome.FAIL)
 
 
 def unexpected_rdma(check: Check, config: Config, trial_links: links.Links) -> Iterator[Verdict]:

@@ -22,6 +22,7 @@ from seatrial.model import (
     Reason,
     Scope,
     Verdict,
+    node_of,
 )
 from seatrial.util.text import and_more
 
@@ -34,12 +35,12 @@ def coverage_errors(check: Check, plan: RecordedPlan, measured: Sequence[Measure
 
     A check without measurements, or with an error, gets no further ERROR.
     """
-    if measured and not any(measurement.error for measurement in measured):
+    if measured and not any(each.error for each in measured):
         yield from (_error(check.name, problem) for problem in _problems(check, plan, measured))
 
 
 def _problems(check: Check, plan: RecordedPlan, measured: Sequence[Measurement]) -> Iterator[str]:
-    job, skipped = plan.job_by_check.get(check.name), [measurement for measurement in measured if measurement.skipped]
+    job, skipped = plan.job_by_check.get(check.name), [each for each in measured if each.skipped]
     yield from _misplaced_metrics(check, plan, measured)
     if job:
         yield from _rank_errors(job, measured)
@@ -49,7 +50,7 @@ def _problems(check: Check, plan: RecordedPlan, measured: Sequence[Measurement])
         if job.placement != (expected := _PLACEMENTS[check.scope]):
             yield f"in job {job.name} with placement {job.placement}, expected {expected}"
         if skipped and len(skipped) < len(measured):  # the nodes and GPUs of a job should be identical
-            subjects = and_more([measurement.subject for measurement in skipped], _MAX_NAMED)
+            subjects = and_more([each.subject for each in skipped], _MAX_NAMED)
             count = len(measured) - len(skipped)
             yield f"measured on {count} of {len(measured)} subjects; skipped on {subjects}: {skipped[0].skipped}"
     elif len(skipped) < len(measured):
@@ -108,7 +109,7 @@ def unevaluated_thresholds(
     check: str, settings: CheckSettings, measured: Sequence[Measurement], trial: str
 ) -> Iterator[Verdict]:
     """A verdict on each threshold of the trial for a skipped check: ERROR, or SKIP with ``may_skip``."""
-    if not measured or not all(measurement.skipped for measurement in measured):
+    if not measured or not all(each.skipped for each in measured):
         return
     for metric, threshold in settings.expect.items():
         yield Verdict(
@@ -137,8 +138,8 @@ def _rank_errors(job: Job, measured: Sequence[Measurement]) -> Iterator[str]:
         others = f" and {missing - len(ranks)} more" if missing > len(ranks) else ""
         yield f"no measurement of {missing} of {job.process_count} ranks: {', '.join(ranks)}{others}"
         return
-    counts = Counter(measurement.subject for measurement in measured)
-    nodes = Counter(subject.partition("/")[0] for subject in counts)
+    counts = Counter(each.subject for each in measured)
+    nodes = Counter(map(node_of, counts))
     if {*counts.values()} != {1} or len(nodes) != job.nodes or {*nodes.values()} != {job.ranks_per_node}:
         several = [f"{subject} ({count} times)" for subject, count in counts.items() if count > 1]
         text = and_more(several or [f"{count} on {node}" for node, count in sorted(nodes.items())], _MAX_NAMED)
@@ -233,7 +234,7 @@ def _may_have_metrics(check: Check, plan: RecordedPlan, measurement: Measurement
         return node == measurement.subject and (
             index in map(str, used) if isinstance(used, list) else index.isdecimal()
         )
-    return subject == measurement.subject.partition("/")[0]  # a check of a GPU may also measure ports of the GPU's node
+    return subject == node_of(measurement.subject)  # a check of a GPU may also measure ports of the GPU's node
 
 
 class RecordedPlan:
@@ -286,7 +287,7 @@ class RecordedPlan:
             nodes = min((job.expected_nodes for job in self._jobs), default=nodes)
         options = self._config.checks[check.name].options
         no_gpu = all(job.device == "cpu" for job in self._jobs)
-        is_met: Mapping[SkipIf, bool] = {
+        is_met = {
             SkipIf.NO_GPU: no_gpu,
             SkipIf.NO_SLURM: not self._config.uses_slurm,
             SkipIf.NO_KUBERNETES: self._config.launcher != "kubernetes",
@@ -318,7 +319,7 @@ class RecordedPlan:
         for job in self._jobs:
             for name in job.checks if job.placement in placements else ():
                 measured = measurements.get(name, ())
-                if measured and not any(measurement.error for measurement in measured):
+                if measured and not any(each.error for each in measured):
                     if len(measured) == job.process_count:
                         return name, subject_names(measured)
                     incomplete = incomplete if incomplete[0] else (name, subject_names(measured))
@@ -359,8 +360,8 @@ class RecordedPlan:
 
 
 def subject_names(measurements: Iterable[Measurement]) -> set[str]:
-    return {measurement.subject for measurement in measurements}
+    return {each.subject for each in measurements}
 
 
 def node_names(subjects: Iterable[str]) -> set[str]:
-    return {subject.partition("/")[0] for subject in subjects}
+    return set(map(node_of, subjects))

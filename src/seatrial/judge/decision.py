@@ -19,6 +19,7 @@ from seatrial.model import (
     Verdict,
     worst,
 )
+from seatrial.util.grouping import grouped
 from seatrial.util.text import and_more, plural
 
 Outcomes = Mapping[str, Set[Outcome]]  # check → its outcomes
@@ -117,10 +118,8 @@ def _families(check: Check, recorded: Iterable[str], evaluated: Set[tuple[str, s
 
 
 def _outcomes_by_check(verdicts: Sequence[Verdict]) -> Outcomes:
-    outcomes: dict[str, set[Outcome]] = {}
-    for check, outcome in set(map(attrgetter("check", "outcome"), verdicts)):  # far fewer than verdicts
-        outcomes.setdefault(check, set()).add(outcome)
-    return outcomes
+    distinct = set(map(attrgetter("check", "outcome"), verdicts))  # far fewer than verdicts
+    return {check: set(outcomes) for check, outcomes in grouped(distinct).items()}
 
 
 def _failed_checks(names: Sequence[str], verdicts: Sequence[Verdict]) -> Iterator[str]:

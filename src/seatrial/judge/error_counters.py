@@ -23,6 +23,7 @@ from seatrial.model import (
     Outcome,
     Reason,
     Verdict,
+    node_of,
 )
 from seatrial.util.grouping import grouped
 from seatrial.util.text import and_more, plural
@@ -79,7 +80,7 @@ def verdicts(check: Check, measured: Sequence[Measurement]) -> Iterator[Verdict]
 
     If the check itself has an error, only increases and malformed facts are reported.
     """
-    has_error = any(measurement.error for measurement in measured)
+    has_error = any(each.error for each in measured)
     unavailable: dict[str, dict[str, None]] = {}  # reason → counters
     for measurement, fact, counters in _read(measured):
         subject, problem = measurement.subject, ""
@@ -122,7 +123,7 @@ def _unavailable(counters: _Counters, *, all_unsupported: bool = False) -> Itera
 
 def _increases(check: str, measurement: Measurement, counters: _Counters) -> Iterator[Verdict]:
     """One verdict per counter of the GPU. For the ports of its node, one per counter and outcome covers all ports."""
-    minutes, node = max(1.0, measurement.seconds / 60), measurement.subject.partition("/")[0]
+    minutes, node = max(1.0, measurement.seconds / 60), node_of(measurement.subject)
     found: dict[tuple[str, str, Outcome], tuple[CounterDefinition, list[str]]] = {}
     for device, changes in counters.increased.items():
         subject = node if "/" in device else measurement.subject

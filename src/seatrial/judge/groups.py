@@ -16,16 +16,7 @@ from pydantic import Field, JsonValue, StrictInt, TypeAdapter, ValidationError
 from seatrial.checks.check import Check
 from seatrial.checks.declare import SubjectKind
 from seatrial.hardware.references import PeerGroup
-from seatrial.model import (
-    CLUSTER,
-    GPUS_USED,
-    PORTS_USED,
-    Absent,
-    Measurement,
-    Metric,
-    Scope,
-    Why,
-)
+from seatrial.model import CLUSTER, GPUS_USED, PORTS_USED, Absent, Measurement, Metric, Scope, Why, node_of
 from seatrial.util.grouping import grouped
 from seatrial.util.text import and_more
 
@@ -59,12 +50,12 @@ class MeasurementGroup:
         self.subject, self.failed, self.facts = first.subject, bool(first.error), first.facts
         if self.has_several_ranks:
             self.subject = CLUSTER
-            self.failed = any(measurement.error for measurement in measurements)
+            self.failed = any(each.error for each in measurements)
             self.facts = {}
             for measurement in measurements:
                 self.facts |= measurement.facts
         if check.per_node:
-            self.subject = measured_node(first)
+            self.subject = node_of(first.subject)
         self.model = _text_fact(check.model_fact, self.facts)
         # a check that compares hosts (by another ``model_fact``) needs no numbers of ranks and nodes
         self._shape_facts = SHAPE_FACTS if check.model_fact == _GPU else (check.model_fact,)
@@ -96,8 +87,8 @@ class MeasurementGroup:
     @cached_property
     def ranks_and_nodes(self) -> tuple[int, int]:
         """The number of measured ranks and the number of their nodes; 0 and 0 if no measurement has a rank."""
-        ranked = [measurement for measurement in self._measurements if measurement.rank is not None]
-        return len(ranked), len(set(map(measured_node, ranked)))
+        ranked = [each for each in self._measurements if each.rank is not None]
+        return len(ranked), len({node_of(each.subject) for each in ranked})
 
     @cached_property
     def invalid_shape(self) -> str:
@@ -163,11 +154,11 @@ def measurement_groups(check: Check, measured: Sequence[Measurement], names: Set
     declared = {name: check.declaration(name) for name in names}
     per = {name: each.per if each else None for name, each in declared.items()}
     if check.per_node:
-        by_node = grouped((measured_node(measurement), measurement) for measurement in measured)
+        by_node = grouped((node_of(each.subject), each) for each in measured)
         return [MeasurementGroup(ranks, check, per) for ranks in by_node.values()]
     if check.scope is Scope.CLUSTER:
         return [MeasurementGroup(measured, check, per)] if measured else []
-    return [MeasurementGroup([measurement], check, per) for measurement in measured]
+    return [MeasurementGroup([each], check, per) for each in measured]
 
 
 class PeerGroups:
@@ -181,13 +172,13 @@ class PeerGroups:
         self._values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for group in measured:
             for each in group.metrics.get(metric, ()):
-                self._values[group.model][each.subject.partition("/")[0]].append(each.value)
+                self._values[group.model][node_of(each.subject)].append(each.value)
         self._groups: dict[tuple[str, str], PeerGroup] = {}  # (model, node) → group; empty node: all nodes
 
     def peer_group(self, model: str, subject: str, *, of_node: bool = False) -> PeerGroup:
         """The subjects with this device ``model`` on all nodes, or on the node of ``subject``."""
         nodes = self._values.get(model, {})
-        node = subject.partition("/")[0] if of_node or len(nodes) == 2 else ""
+        node = node_of(subject) if of_node or len(nodes) == 2 else ""
         if (group := self._groups.get((model, node))) is None:
             values = nodes.get(node, ()) if node else chain.from_iterable(nodes.values())
             group = self._groups[model, node] = PeerGroup(model, tuple(values), node)
@@ -224,10 +215,6 @@ def fact_text(name: str, facts: Facts, expected: str) -> str:
     value = json.dumps(facts[name], ensure_ascii=False)
     shown = value if len(value) <= _MAX_VALUE_CHARS else f"{value[:_MAX_VALUE_CHARS]}…"
     return f"the fact {name} is {shown}, expected {expected}"
-
-
-def measured_node(measurement: Measurement) -> str:
-    return measurement.subject.partition("/")[0]
 
 
 def gpu_model(facts: Facts) -> str:

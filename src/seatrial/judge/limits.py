@@ -37,6 +37,7 @@ from seatrial.model import (
     Rule,
     Verdict,
     format_value,
+    node_of,
     plausible_range,
 )
 from seatrial.model.benchmark import Bound
@@ -77,7 +78,6 @@ class RuleLimits:
     def __init__(
         self,
         check: Check,
-        own_rules: Sequence[Rule],
         rule: Rule,
         trial: str,
         references: References,
@@ -86,7 +86,7 @@ class RuleLimits:
         override: bool = False,
     ) -> None:
         self.check, self.rule, self.trial, self.references = check.name, rule, trial, references
-        check_rules = [each for each in own_rules if each.metric == rule.metric]
+        check_rules = [each for each in check.rules if each.metric == rule.metric]
         self.is_only_threshold = bool(trial) and (override or not check_rules)
         self.check_threshold = next((each.threshold for each in check_rules if each.threshold), None)
         declared = check.declaration(rule.metric)
@@ -526,11 +526,11 @@ def _worse(decided: Verdict, other: Verdict) -> Verdict:
 
 def _limits_by_gpu(limit: Limit, group: MeasurementGroup, metrics: Sequence[Metric]) -> dict[str, float]:
     """GPU → the value that it must exceed: a share of its value of another metric, or of this / GPUs of its node."""
-    gpus = Counter(metric.subject.partition("/")[0] for metric in metrics)
+    gpus = Counter(node_of(metric.subject) for metric in metrics)
     return {
         single.subject: limit.value * single.value / (gpus[node] if limit.is_per_gpu else 1)
         for single in group.metrics.get(limit.single_metric, ())
-        if (node := single.subject.partition("/")[0]) in gpus
+        if (node := node_of(single.subject)) in gpus
     }
 
 

@@ -37,7 +37,7 @@ LAX_RATIO = 0.4  # a threshold below this share of the expected value is lax
 _UNIT_ERROR_RATIO = 0.01
 TIME_UNITS = ("s", "ms", "us")
 _SIGNED_UNITS = ("%", "nats", "°C")  # metrics in these units may be negative, such as a drift
-_LOWER_BOUNDS = (">", ">=")
+LOWER_BOUNDS = (">", ">=")
 
 
 def metric_lookup(check: Check, metric: str, key: str) -> MetricLookup:
@@ -69,7 +69,7 @@ def reference_key(metric: str, rules: tuple[Rule, ...]) -> str:
 
 def threshold_error(threshold: Threshold, unit: str, lookup: MetricLookup, facts: Facts, references: References) -> str:
     """Why a threshold of a trial is invalid, with the derivation; empty if it is valid."""
-    text, is_lower_bound = _text(threshold, unit), threshold.op in _LOWER_BOUNDS
+    text, is_lower_bound = _text(threshold, unit), threshold.op in LOWER_BOUNDS
     if threshold.value < 0 and unit not in _SIGNED_UNITS:
         return f"{text} is {'always' if is_lower_bound else 'never'} true: the metric is never negative"
     if "/s" in unit and not is_lower_bound:
@@ -98,7 +98,7 @@ def above_reference(threshold: Threshold, unit: str, lookup: MetricLookup, facts
     """
     applied = references.applicable(lookup.reference_key, facts) if lookup.bounded_by else ()
     applied = tuple(reference for reference in applied if reference.kind is not BasisKind.FABRIC_MODEL)
-    if threshold.op not in _LOWER_BOUNDS or not applied or applied[0].unit != unit:
+    if threshold.op not in LOWER_BOUNDS or not applied or applied[0].unit != unit:
         return ""
     reference = max(applied, key=lambda reference: reference.value)
     if threshold.value <= REFERENCE_TOLERANCE * reference.value:
@@ -307,7 +307,7 @@ def threshold_notes(
     measured = format_value(value, unit)
     if is_only and relative_strictness(threshold, check_threshold) < LAX_RATIO:
         return f"the check requires {check_threshold}", ""
-    if threshold.op not in _LOWER_BOUNDS:
+    if threshold.op not in LOWER_BOUNDS:
         is_lax = threshold.op != "==" and unit in TIME_UNITS and value < LAX_RATIO * threshold.value
         if not is_lax or not is_only or is_unknown_model:
             return "", ""

@@ -14,7 +14,7 @@ from itertools import takewhile
 from statistics import median
 
 from seatrial.checks.check import Check
-from seatrial.model import WORST_FIRST, BasisKind, Measurement, Metric, Outcome, Reason, Retry, Verdict
+from seatrial.model import WORST_FIRST, BasisKind, Measurement, Metric, Outcome, Reason, Retry, Verdict, node_of
 from seatrial.util.grouping import grouped
 
 CHANGE_FACT = "retry"  # fact of a retry: what differs from the first measurement
@@ -58,8 +58,8 @@ def complete_retries(first: Sequence[Measurement], retries: Sequence[Measurement
 
 def covers_same_subjects(first: Sequence[Measurement], retry: Sequence[Measurement]) -> bool:
     """Whether the retry measured the same subjects as the first measurement, without errors and skips."""
-    same_subjects = {measurement.subject for measurement in first} == {measurement.subject for measurement in retry}
-    return same_subjects and not any(measurement.error or measurement.skipped for measurement in retry)
+    same_subjects = {each.subject for each in first} == {each.subject for each in retry}
+    return same_subjects and not any(each.error or each.skipped for each in retry)
 
 
 def combined_verdicts(
@@ -116,12 +116,12 @@ class _Retry:
             errors = (
                 f"{each.subject}: {each.error or each.skipped}" for each in measurements if each.error or each.skipped
             )
-            subjects = ", ".join(sorted({measurement.subject for measurement in measurements}))
+            subjects = ", ".join(sorted({each.subject for each in measurements}))
             self.problem = next(errors, f"measured {subjects}, not the same subjects" if subjects else "not run")
         judged = judge(measurements) if measurements else ()
         mildest_first = sorted(judged, key=lambda verdict: -WORST_FIRST.index(verdict.outcome))
         self.verdicts = {_key(verdict): verdict for verdict in mildest_first}
-        facts = (measurement.facts for measurement in measurements)
+        facts = (each.facts for each in measurements)
         changes = dict.fromkeys(str(each[CHANGE_FACT]) for each in facts if CHANGE_FACT in each)
         self.label = "retry" + (f" ({'; '.join(changes)})" if changes else "")
         # Subject → subject of the same rank in the retry: there, ranks use the GPUs of a node in reverse order
@@ -228,9 +228,7 @@ def _moved_faults(
     def bad_by_metric_and_node(verdicts: Iterable[Verdict]) -> dict[Key, list[Verdict]]:
         bad = (each for each in verdicts if is_bad(each) and is_performance[each.metric] and "/" in each.subject)
         keys = ((_key(each), each) for each in bad)
-        return grouped(
-            ((metric, subject.partition("/")[0], by_trial), each) for (metric, subject, by_trial), each in keys
-        )
+        return grouped(((metric, node_of(subject), by_trial), each) for (metric, subject, by_trial), each in keys)
 
     bad_second = bad_by_metric_and_node(second.verdicts.values())
     for key, in_first in bad_by_metric_and_node(first_verdicts).items():

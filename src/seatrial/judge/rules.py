@@ -54,15 +54,13 @@ def judge_check(
     *,
     override: bool = False,
     options: Mapping[str, JsonValue] | None = None,
-    rules: Sequence[Rule] | None = None,
 ) -> list[Verdict]:
     """All verdicts on one check: on failed measurements, by its own rules, then by the trial's thresholds (``expect``).
 
     With ``override`` the thresholds replace the rules on the same metrics, except where they would pass broken
     hardware. If a rule lacks a reference value and a threshold judges its metric, the verdict of the rule is omitted.
     A metric that a rule needs is an ERROR on each subject that did not measure it. A check without a verdict is
-    UNJUDGED. ``trial`` is the name of the trial, ``options`` are the options that the trial sets. ``rules``: instead of
-    those of the check.
+    UNJUDGED. ``trial`` is the name of the trial, ``options`` are the options that the trial sets.
     """
     if not measurements:
         return [Verdict(check.name, CLUSTER, Outcome.ERROR, reasons=(Reason.NOT_MEASURED,))]
@@ -72,8 +70,7 @@ def judge_check(
         for each in measurement.absent
         if each.instead
     }
-    own_rules = check.rules if rules is None else rules
-    declared_rules = tuple(_at_measured_size(rule, instead) for rule in own_rules)
+    declared_rules = tuple(_at_measured_size(rule, instead) for rule in check.rules)
     check_rules = [
         rule
         for rule in declared_rules
@@ -88,7 +85,7 @@ def judge_check(
     evaluations = []
     for rule in all_rules:
         rule_trial = "" if rule in check_rules else trial
-        limits = RuleLimits(check, own_rules, rule, rule_trial, references, peers.get(rule.metric), override=override)
+        limits = RuleLimits(check, rule, rule_trial, references, peers.get(rule.metric), override=override)
         other_size = _threshold_on_other_size(rule, expect, trial)
         evaluations.append(
             _RuleEvaluation(check, limits, groups, other_size, _changed_options(rule, check, options or {}))

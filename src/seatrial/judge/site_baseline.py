@@ -6,6 +6,7 @@ import difflib
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -76,10 +77,9 @@ def learn(name: str, trials: Mapping[str, Trial], checks: Checks) -> Baseline:
     ``trials``: path of a run → its record, with verdicts by this version of seatrial. Raises UsageError for rejected or
     unfinished runs, for two records of one run, and if no run has a usable value.
     """
-    values_by_key: dict[BaselineKey, list[float]] = defaultdict(list)
-    runs_by_key: dict[BaselineKey, set[str]] = defaultdict(set)
+    values_by_key: dict[BaselineKey, dict[str, list[float]]] = defaultdict(dict)  # key → path of a run → values
     learned_from: list[LearnedRun] = []
-    problems: list[str] = []  # one for each value that cannot be learned
+    problems = []  # one for each value that cannot be learned
     for path, trial in trials.items():
         if trial.decision.value is DecisionValue.REJECTED:
             raise UsageError(f"{path} was REJECTED ({trial.decision.reason}): learn a baseline from good runs")
@@ -103,8 +103,7 @@ def learn(name: str, trials: Mapping[str, Trial], checks: Checks) -> Baseline:
                 if problem:
                     problems.append(problem)
                 else:
-                    values_by_key[key].append(metric.value)
-                    runs_by_key[key].add(path)
+                    values_by_key[key].setdefault(path, []).append(metric.value)
     if not values_by_key:
         reason = "no metric has a reference key"
         if all(trial.decision.cpu_only for trial in trials.values()):
@@ -112,8 +111,8 @@ def learn(name: str, trials: Mapping[str, Trial], checks: Checks) -> Baseline:
         reason = and_more(problems, 1, "; ") or reason
         raise UsageError(f"no values to learn in {', '.join(trials)}: {reason}")
     expected: dict[str, list[ReferenceValue]] = defaultdict(list)
-    for key, values in sorted(values_by_key.items()):
-        runs = len(runs_by_key[key])
+    for key, by_run in sorted(values_by_key.items()):
+        runs, values = len(by_run), [*chain.from_iterable(by_run.values())]
         reference = ReferenceValue(
             gpus=key.gpus,
             nodes=key.nodes,

@@ -34,6 +34,8 @@ from seatrial.model.measurement import (
     Scope,
     Series,
     Why,
+    ends,
+    node_of,
 )
 from seatrial.model.outcome import WORST_FIRST, BasisKind, Outcome, Reason, worst
 from seatrial.model.rule import Baseline, LearnedRun, ParsedThreshold, ReferenceValue, Rule, Threshold
@@ -118,10 +120,12 @@ __all__ = [
     "Verdict",
     "VerdictKey",
     "Why",
+    "ends",
     "first_validation_error",
     "format_bytes",
     "format_value",
     "has_scale",
+    "node_of",
     "parse_bytes",
     "plausible_range",
     "size_label",

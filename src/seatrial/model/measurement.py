@@ -21,6 +21,20 @@ GPUS_USED = "gpus_used"  # fact: NVML indices of the GPUs that CUDA may use on a
 PORTS_USED = "ports_used"  # fact of a CLUSTER check: node → names of the RDMA ports that the check measures
 
 
+def node_of(subject: str) -> str:
+    """The node of a subject such as ``n0/gpu1``."""
+    return subject.partition("/")[0]
+
+
+def ends(subject: str) -> tuple[str, ...]:
+    """Both ends of a pair: ``n/gpu0->gpu1`` gives n/gpu0 and n/gpu1; a subject that is no pair gives itself."""
+    first, arrow, second = subject.partition("->")
+    if not arrow:
+        return (subject,)
+    node, slash, _ = first.partition("/")
+    return first, second if "/" in second or not slash else f"{node}/{second}"
+
+
 class Scope(StrEnum):
     """The hosts and the number of processes on which a check runs."""
 

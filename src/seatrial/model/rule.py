@@ -128,7 +128,7 @@ class Condition(Frozen):
         """The condition in ``device == cuda and nodes >= 2 and sizes is the default``. Raises ValueError."""
         facts: dict[str, str] = {}
         nodes: dict[str, int] = {}
-        defaults: list[str] = []
+        defaults = []
         for part in text.split(" and ") if text else ():
             if match := _NODES.fullmatch(part):
                 nodes |= {"min_nodes": int(match[2])} if match[1] == ">=" else {"max_nodes": int(match[2]) - 1}

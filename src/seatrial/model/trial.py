@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     Field,
     JsonValue,
-    SerializerFunctionWrapHandler,
     WrapSerializer,
     model_validator,
 )
@@ -19,6 +18,7 @@ from seatrial.model.measurement import Measurement, Metric
 from seatrial.model.outcome import Outcome
 from seatrial.model.rule import Baseline
 from seatrial.model.telemetry import Telemetry
+from seatrial.model.topology import Topology
 from seatrial.model.verdict import Verdict, VerdictKey
 from seatrial.util.secrets import redacted
 
@@ -131,12 +131,8 @@ class Session(Frozen):
     overhead: tuple[Timing, ...] = ()
 
 
-def _without_empty_fields(verdicts: tuple[Verdict, ...], dump: SerializerFunctionWrapHandler) -> list[dict[str, Any]]:
-    """The verdicts as they are written to trial.json: without empty fields, except ``check`` and ``subject``."""
-    return [_drop_empty(verdict) for verdict in dump(verdicts)]
-
-
 def _drop_empty(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A verdict as it is written to trial.json: without empty fields, except ``check`` and ``subject``."""
     return {
         name: _drop_empty(value) if isinstance(value, dict) else value
         for name, value in record.items()
@@ -183,7 +179,7 @@ class Trial(Frozen):
     localization: tuple[Measurement, ...] = Field(
         default=(), description="search for slow nodes after the checks of the trial; of its verdicts only FAILs count"
     )
-    verdicts: Annotated[tuple[Verdict, ...], WrapSerializer(_without_empty_fields)]
+    verdicts: Annotated[tuple[Verdict, ...], WrapSerializer(lambda verdicts, dump: [*map(_drop_empty, dump(verdicts))])]
     findings: tuple[Finding, ...]
     insights: tuple[Insight, ...] = ()
     timings: tuple[Timing, ...]
@@ -197,6 +193,11 @@ class Trial(Frozen):
     def new_run_command(self) -> str:
         """The command of a new run, if no --resume can continue this one; else empty."""
         return self.stop_reason.partition(NEW_RUN)[2]
+
+    @property
+    def topology(self) -> Topology | None:
+        """The switches and racks of the nodes, if a job knows them."""
+        return next((job.topology for job in self.jobs if job.topology), None)
 
     def as_stored(self) -> "Trial":
         """The trial as it is written to trial.json: units, and facts that many processes report, are there once.

@@ -25,6 +25,7 @@ from seatrial.operate import node_owners as owners
 from seatrial.pipeline.plan import NodeGpus, make_plan
 from seatrial.pipeline.planned_jobs import resolve
 from seatrial.util import data_files
+from seatrial.util.grouping import grouped
 from seatrial.util.node_name import node_name
 from seatrial.util.text import printable
 
@@ -43,9 +44,7 @@ class NodeResult:
     not_applicable: Mapping[str, str] = field(default_factory=dict)  # check → why this node has nothing to measure
 
 
-def check_node(
-    expected_gpus: int | None, gpu_model: str | None, ended_job: str, deadline: float, root: Path = Path("/")
-) -> NodeResult:
+def check_node(expected_gpus: int | None, gpu_model: str | None, ended_job: str, deadline: float) -> NodeResult:
     """Measure and judge this node. A check without a result at ``deadline`` (time.monotonic) is not measured.
 
     ``expected_gpus``, ``gpu_model``: None if not known. ``ended_job``: for an epilog, the Slurm job that has ended.
@@ -59,10 +58,10 @@ def check_node(
         overrides.append(("--gpu-model", key, gpu_model))
     config = resolve(TRIAL, overrides).config
     checks = {name: catalog()[name] for name in config.checks}
-    measurements = list(_measure(checks, config, expected_gpus, deadline, root))
+    measurements = list(_measure(checks, config, expected_gpus, deadline))
     plan = make_plan(config, checks, NodeGpus(expected_gpus or 0, expected_gpus=expected_gpus))
     verdicts = judge(config, plan.jobs, measurements, checks, {})
-    used_gpus = _used_gpus(measurements, checks, ended_job, root)
+    used_gpus = _used_gpus(measurements, checks, ended_job)
     judged = [
         verdict
         for verdict in verdicts
@@ -85,7 +84,7 @@ def check_node(
 
 
 def _measure(
-    checks: Mapping[str, Check], config: Config, expected_gpus: int | None, deadline: float, root: Path
+    checks: Mapping[str, Check], config: Config, expected_gpus: int | None, deadline: float
 ) -> Iterator[Measurement]:
     """Yield one measurement per check, with an error if the check has no result at ``deadline``."""
     # in memory: /tmp can be on a disk that is full or does not answer
@@ -100,7 +99,6 @@ def _measure(
             expected_gpus=expected_gpus,
             artifacts_dir=Path(folder),
             run_dir=Path(folder),
-            root=root,
         )
         calls = {name: partial(_measurement_json, check, context, config) for name, check in checks.items()}
         started = time.monotonic()
@@ -118,20 +116,18 @@ def _measurement_json(check: Check, context: Context, config: Config) -> bytes:
     return worker.measure(check, context, options).model_dump_json().encode()
 
 
-def _used_gpus(
-    measurements: Sequence[Measurement], checks: Mapping[str, Check], ended_job: str, root: Path
-) -> dict[str, str]:
+def _used_gpus(measurements: Sequence[Measurement], checks: Mapping[str, Check], ended_job: str) -> dict[str, str]:
     """Return GPU → the owners of its processes as text, for GPUs that something uses legitimately.
 
     Each process of such a GPU has an owner or is not visible here. A GPU with a process that no job, pod or service
     owns is omitted: the process should have ended with its job.
     """
-    owners_by_gpu: dict[str, list[str | None]] = {}
-    for measurement, processes in role_facts("gpu_processes", measurements, checks):
-        for process in processes if isinstance(processes, list) else ():
-            if isinstance(process, dict) and isinstance(process["pid"], int):
-                subject = f"{measurement.subject}/gpu{process['gpu']}"
-                owners_by_gpu.setdefault(subject, []).append(owners.owner(process["pid"], ended_job, root))
+    owners_by_gpu = grouped(
+        (f"{measurement.subject}/gpu{process['gpu']}", owners.owner(process["pid"], ended_job))
+        for measurement, processes in role_facts("gpu_processes", measurements, checks)
+        for process in (processes if isinstance(processes, list) else ())
+        if isinstance(process, dict) and isinstance(process["pid"], int)
+    )
     return {
         subject: f"used by {', '.join(sorted({name or 'a process that is not visible here' for name in names}))}"
         for subject, names in owners_by_gpu.items()

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from seatrial.model import CLUSTER, DecisionValue, Frozen, Outcome, SeatrialError, Trial
+from seatrial.model import CLUSTER, DecisionValue, Frozen, Outcome, SeatrialError, Trial, node_of
 from seatrial.operate.drain_limit import DrainAnswer, DrainLimit, request_drain
 from seatrial.operate.node_changes import TAKES_OUT, Candidates, ChangeOutcome, Flags, NodeChange, NodeResult, Partner
 from seatrial.pipeline.planned_jobs import resolve
@@ -344,7 +344,7 @@ def _subject_node(subject: str, nodes: Sequence[str]) -> str:
     """Return the node of a subject such as ``node1/gpu0``; empty for the cluster, a path, or another node."""
     if subject == CLUSTER or "->" in subject:
         return ""
-    host = subject.partition("/")[0]
+    host = node_of(subject)
     return next((name for name in (host, host.partition(".")[0]) if name in nodes), "")
 
 

@@ -102,18 +102,13 @@ def _from_slurm(from_options: Mapping[str, SiteValue]) -> dict[str, SiteValue]:
         raise UsageError(f"--partition {partition.value}: Slurm has {', '.join(names) or 'no partitions'}")
     partition = partition or _partition(partitions, nodes)
     account = from_options.get("account") or _account(partition.value)
+    found = {"partition": partition, "account": account}
     if partition.value is None:
         unknown = SiteValue(None, "depends on the partition, which is not known")
-        return {
-            **dict.fromkeys(("nodes", "gpus_per_node", "max_minutes"), unknown),
-            "partition": partition,
-            "account": account,
-        }
+        return found | dict.fromkeys(("nodes", "gpus_per_node", "max_minutes"), unknown)
     partition_nodes = [node for node in nodes if partition.value in node.partitions]
     place = f"partition {partition.value}"
-    return {
-        "partition": partition,
-        "account": account,
+    return found | {
         "max_minutes": _max_minutes(next(listed for listed in partitions if listed.name == partition.value)),
         "nodes": SiteValue(len(partition_nodes) or None, f"nodes of {place} in Slurm"),
         "gpus_per_node": _gpus(partition_nodes, place),

@@ -57,7 +57,7 @@ class NotWritten(SeatrialError):
 
 def render_all(trial: Trial, run_dir: Path | None = None) -> dict[str, str]:
     """File name → text for all ``FILES``. Raises NotWritten with every format that failed."""
-    texts: dict[str, str] = {}
+    texts = {}
     failed, record = [], b""
     for name, format in FILES.items():
         try:

@@ -8,6 +8,7 @@ from seatrial.model import Outcome, Trial
 from seatrial.model.telemetry import Telemetry
 from seatrial.report.identity import Gpu
 from seatrial.report.tables import Table, fact_tables, settings
+from seatrial.util.grouping import grouped
 from seatrial.util.text import plural
 
 MEANINGS: Mapping[str, str] = {
@@ -42,10 +43,8 @@ def appendix(trial: Trial, gpus: Mapping[str, Gpu]) -> list[tuple[str, str, list
 
 def _time(trial: Trial) -> Table:
     """The seconds of each check and overhead; a resumed trial has several timings of one name."""
-    seconds: dict[tuple[str, str], float] = {}
-    for timing in trial.timings:
-        key = timing.kind, timing.name
-        seconds[key] = seconds.get(key, 0.0) + timing.seconds
+    by_name = grouped(((timing.kind, timing.name), timing.seconds) for timing in trial.timings)
+    seconds = {(str(kind), name): sum(values) for (kind, name), values in by_name.items()}
     seconds["overhead", "not accounted for"] = max(trial.seconds - sum(seconds.values()), 0.0)
     ordered = sorted(seconds.items(), key=lambda each: (each[0][0], -each[1]))
     return Table("", [(kind, name, f"{value:.2f} s") for (kind, name), value in ordered], ("kind", "name", "duration"))

@@ -110,7 +110,14 @@ def charts(all_series: Iterable[Series], not_passed: frozenset[str], figures: Se
     drawn = []
     for (name, x_unit, y_unit), group in families.items():
         label_of = _label_function(group)
-        lines = [Line(label_of(each), _points(each.x, each.y), each.subject in not_passed) for each in group]
+        lines = [
+            Line(
+                label_of(each),
+                [*zip(map(drawable, each.x), map(drawable, each.y), strict=False)],
+                each.subject in not_passed,
+            )
+            for each in group
+        ]
         title = name if len({series.name for series in group}) > 1 else group[0].name
         drawn.append(_chart(title, lines, x_unit, y_unit, [each for each in figures if family(each.metric) == name]))
     return drawn
@@ -133,10 +140,6 @@ def telemetry_charts(dashboard: Dashboard) -> list[Chart]:
 def drawable(value: float) -> float:
     """``value`` limited to the range that axes support."""
     return 0.0 if abs(value) < SMALLEST else min(max(value, -LARGEST), LARGEST)
-
-
-def _points(xs: Iterable[float], ys: Iterable[float]) -> Points:
-    return [(drawable(x), drawable(y)) for x, y in zip(xs, ys, strict=False)]
 
 
 def _unbroken(values: Sequence[float | None], dashboard: Dashboard, scale: float) -> Iterator[tuple[float, float]]:

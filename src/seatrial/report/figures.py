@@ -128,15 +128,13 @@ def figures(verdicts: Iterable[Verdict], measured: Iterable[tuple[str, Metric]] 
 
     ``measured``: (check, metric) of values; those without a verdict come last.
     """
-    groups = grouped((_figure_key(verdict), verdict) for verdict in verdicts)
+    groups = grouped(
+        ((each.check, each.metric) if each.metric else (each.outcome, each.detail, each.evidence, each.fix), each)
+        for each in verdicts
+    )
     values: dict[tuple[str, ...], list[Metric]] = grouped(((check, metric.name), metric) for check, metric in measured)
     judged = [_figure(group, values.pop(key, [])) for key, group in groups.items()]
     return judged + [_without_rule(check, name, metrics) for (check, name), metrics in values.items()]
-
-
-def _figure_key(verdict: Verdict) -> tuple[str, ...]:
-    without_metric = (verdict.outcome, verdict.detail, verdict.evidence, verdict.fix)
-    return (verdict.check, verdict.metric) if verdict.metric else without_metric
 
 
 def headline(trial: Trial) -> list[Figure]:
@@ -157,7 +155,7 @@ def key_figure(check: str, of_check: Iterable[Figure], *, with_lax: bool = False
     """
     declared = catalog()[check].declared
     patterns = [each.name for each in declared if each.key] + [each.name for each in declared if each.speed]
-    ranked: list[tuple[int, int, int, Figure]] = []
+    ranked = []
     for figure in of_check:
         rank = next((n for n, pattern in enumerate(patterns) if fnmatchcase(figure.metric, pattern)), None)
         is_lax = figure.margin is None or (figure.outcome is Outcome.PASS and figure.margin > LAX_MARGIN)

@@ -11,7 +11,7 @@ from typing import Any
 from seatrial.checks import catalog
 from seatrial.diagnose.causes import SET_BY_SEATRIAL, variable_values
 from seatrial.discover.environment_variables import variables
-from seatrial.model import Trial
+from seatrial.model import Trial, node_of
 from seatrial.report.formatting import natural_key
 from seatrial.util.text import and_more
 
@@ -56,12 +56,12 @@ def gpus_of(trial: Trial) -> dict[str, Gpu]:
 
 def gpu_fields(trial: Trial) -> dict[str, Mapping[str, Any]]:
     """Subject → what NVML reports of each GPU in the record."""
-    found: dict[str, Mapping[str, Any]] = {}
-    for node, facts in _recorded(trial):
-        for fields in _objects(facts.get("gpus")):
-            if "index" in fields and "uuid" in fields:
-                found[f"{node}/gpu{fields['index']}"] = fields
-    return found
+    return {
+        f"{node}/gpu{fields['index']}": fields
+        for node, facts in _recorded(trial)
+        for fields in _objects(facts.get("gpus"))
+        if "index" in fields and "uuid" in fields
+    }
 
 
 def serial_digest(gpus: Mapping[str, Gpu]) -> str:
@@ -155,9 +155,9 @@ def variable_lines(trial: Trial) -> list[str]:
 
 def _recorded(trial: Trial) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """(host, facts) of the host that runs seatrial, if it is the only one, and of each measurement."""
-    if all(measurement.subject.partition("/")[0] == trial.host for measurement in trial.measurements):
+    if all(node_of(each.subject) == trial.host for each in trial.measurements):
         environment = [trial.environment.get(name) for name in ("host", "gpu")]
         yield from ((trial.host, facts) for facts in environment if isinstance(facts, dict))
     for measurement in trial.measurements:
         if measurement.facts:
-            yield measurement.subject.partition("/")[0], measurement.facts
+            yield node_of(measurement.subject), measurement.facts

@@ -13,7 +13,7 @@ from rich.text import Text
 from seatrial.checks.check import Check, Checks
 from seatrial.hardware.references import Sku
 from seatrial.judge.insights.power import CERTAINTY, samples_table
-from seatrial.model import Finding, Phase, ReferenceValue, Rule, Scope, format_value
+from seatrial.model import Finding, ReferenceValue, Rule, Scope, format_value
 from seatrial.model.rule import ALL_REDUCE, BOUND, GEMM, OPPOSITE, PEERS, REFERENCE, Limit
 from seatrial.report.reference_metrics import ReferenceMetric, UnjudgedMetric, values_by_metric
 from seatrial.report.tables import Table, fact_tables, print_tables
@@ -66,9 +66,8 @@ def _shortened_mounts(mounts: Mapping[str, Any]) -> dict[str, Any]:
 
 def print_check_list(checks: Checks, console: Console) -> None:
     """Print name, scope and title of each check, by phase."""
-    rows = [(check.phase, (check.name, str(check.scope), check.title)) for check in checks.values()]
-    tables = [Table(str(phase), [row for its, row in rows if its is phase]) for phase in Phase]
-    print_tables([*(table for table in tables if table.rows), SCOPES], console)
+    by_phase = grouped((str(check.phase), (check.name, str(check.scope), check.title)) for check in checks.values())
+    print_tables([*(Table(phase, rows) for phase, rows in by_phase.items()), SCOPES], console)
     console.print("Rules of a check: seatrial show checks NAME", highlight=False)
 
 

@@ -8,7 +8,8 @@ excluded check is skipped, and a check without verdicts is an error. If a trial 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from xml.etree import ElementTree as ET
 
 from seatrial.model import CLUSTER, WORST_FIRST, Outcome, Trial, Verdict, VerdictKey, worst
@@ -32,8 +33,8 @@ def render(trial: Trial) -> str:
         root.set("timestamp", started)
     if code := trial.decision.reason_code:  # a reason that is not in any verdict
         _single(root, "decision", "error", message=single_line(trial.decision.reason), type=str(code))
-    causes, gpus = _causes(trial), gpus_of(trial)
-    root.extend(_suite(check, trial.decision.tested_hardware, causes, gpus) for check in check_views(trial))
+    text_of = partial(_verdict_text, causes=_causes(trial), gpus=gpus_of(trial))
+    root.extend(_suite(check, trial.decision.tested_hardware, text_of) for check in check_views(trial))
     for check, reason in trial.excluded_checks.items():
         _single(root, check, "skipped", message=f"excluded: {single_line(reason)}")
     _set_totals(root)
@@ -54,9 +55,7 @@ def _causes(trial: Trial) -> dict[VerdictKey, str]:
     }
 
 
-def _suite(
-    check: CheckView, tested_hardware: str, causes: Mapping[VerdictKey, str], gpus: Mapping[str, Gpu]
-) -> ET.Element:
+def _suite(check: CheckView, tested_hardware: str, text_of: Callable[[Verdict], str]) -> ET.Element:
     suite = ET.Element("testsuite", name=check.name, time=_seconds(check.seconds))
     texts = [("phase", check.phase), ("title", check.title), ("tested", tested_hardware)]
     if check.key_figure and check.key_figure.limit is not None:
@@ -75,24 +74,19 @@ def _suite(
         ET.SubElement(suite, "testcase", classname=check.name, name=name, time=_seconds(0))
         by_subject = {subject: by_subject[subject] for subject in by_subject.keys() - passed}
     for subject in sorted(by_subject, key=natural_key):
-        suite.append(_case(check.name, subject, by_subject[subject], seconds.get(subject, 0.0), causes, gpus))
+        suite.append(_case(check.name, subject, by_subject[subject], seconds.get(subject, 0.0), text_of))
     _set_totals(suite)
     return suite
 
 
 def _case(
-    check: str,
-    subject: str,
-    verdicts: list[Verdict],
-    seconds: float,
-    causes: Mapping[VerdictKey, str],
-    gpus: Mapping[str, Gpu],
+    check: str, subject: str, verdicts: list[Verdict], seconds: float, text_of: Callable[[Verdict], str]
 ) -> ET.Element:
     case = ET.Element("testcase", classname=check, name=subject, time=_seconds(seconds))
     outcome = worst(verdict.outcome for verdict in verdicts)
     verdicts = sorted(verdicts, key=lambda verdict: WORST_FIRST.index(verdict.outcome))
     not_passed = [verdict for verdict in verdicts if verdict.outcome is not Outcome.PASS]
-    text = "\n\n".join(_verdict_text(verdict, causes, gpus) for verdict in not_passed)
+    text = "\n\n".join(map(text_of, not_passed))
     if tag := _TAGS.get(outcome):
         element = ET.SubElement(case, tag, message=single_line(verdicts[0].message))
         if outcome is not Outcome.SKIP:

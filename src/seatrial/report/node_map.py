@@ -38,8 +38,7 @@ class NodeGroup:
 
 def node_groups(trial: Trial) -> list[NodeGroup]:
     """All nodes with a GPU or rank that is the subject of a verdict, by leaf switch and rack; of many, the bad ones."""
-    topology = next((job.topology for job in trial.jobs if job.topology), None)
-    groups = grouped((_place(topology, node.name) if topology else "", node) for node in _nodes(trial))
+    groups = grouped((_place(trial.topology, node.name), node) for node in _nodes(trial))
     if sum(map(len, groups.values())) <= MAX_NODES:
         return [NodeGroup(name, tuple(nodes)) for name, nodes in groups.items()]
     reduced = []
@@ -64,8 +63,10 @@ def _nodes(trial: Trial) -> list[MappedNode]:
     ]
 
 
-def _place(topology: Topology, node: str) -> str:
-    """The switch and the rack of a node as text."""
+def _place(topology: Topology | None, node: str) -> str:
+    """The switch and the rack of a node as text; empty without a topology."""
+    if topology is None:
+        return ""
     leaf, rack = topology.leaf(node), topology.rack(node)
     names = [f"switch {leaf}" if leaf and leaf != rack else "", f"rack {rack}" if rack else ""]
     return ", ".join(filter(None, names)) or "not in the topology"

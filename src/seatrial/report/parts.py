@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from seatrial.model import CLUSTER, Finding, Outcome, Topology, Trial, Verdict, worst
+from seatrial.model import CLUSTER, Finding, Outcome, Topology, Trial, Verdict, node_of, worst
 from seatrial.report.figures import NOT_PASSED, Figure, figures, outcome_rank
 from seatrial.report.formatting import DEVICE, natural_key, subject_kind
 from seatrial.report.identity import Gpu, gpus_of
@@ -135,8 +135,7 @@ class Problem:
 
 def parts(trial: Trial) -> list[Part]:
     """All parts that did not pass: by outcome, those with a cause first, then by kind and number of figures."""
-    gpus = gpus_of(trial)
-    topology = next((job.topology for job in trial.jobs if job.topology), None)
+    gpus, topology = gpus_of(trial), trial.topology
     verdicts: dict[str, list[Verdict]] = {}
     findings: dict[str, dict[int, int]] = {}  # place → position in trial.findings → rank of the worst verdict explained
     cause_of = {key: n for n, finding in reversed([*enumerate(trial.findings)]) for key in finding.explains}
@@ -162,7 +161,7 @@ def parts(trial: Trial) -> list[Part]:
             Part(
                 kind=subject_kind(name),
                 name=name,
-                node="" if name == CLUSTER else name.partition("/")[0],
+                node="" if name == CLUSTER else node_of(name),
                 index=match["index"] if (match := _GPU.fullmatch(name)) else "",
                 gpu=gpus.get(name, Gpu()),
                 switches=_switches(name, topology) if topology else "",

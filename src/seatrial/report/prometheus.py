@@ -29,6 +29,7 @@ _BASE_UNITS: Mapping[str, tuple[str, float]] = {
     "ms": ("seconds", 1e-3),
     "s": ("seconds", 1.0),
     "B": ("bytes", 1.0),
+    "GB": ("bytes", 1e9),
     "GiB": ("bytes", 2.0**30),
     "GB": ("bytes", 1e9),
     "GB/s": ("bytes_per_second", 1e9),
@@ -58,8 +59,10 @@ Sample = tuple[str, float, dict[str, str]]  # name of the family, value, labels
 
 def render(trial: Trial) -> str:
     """The trial as gauges. The format requires a newline at the end."""
+    # the families of measured values come last, by their names
+    figures = sorted(_headline(trial), key=lambda sample: "" if sample[0] in _HELP else sample[0])
     families: dict[str, dict[str, float]] = {name: {} for name in _HELP}  # a later sample with equal labels replaces
-    for name, value, labels in (*_run(trial), *_checks_and_parts(trial), *sorted(_headline(trial), key=_measured_last)):
+    for name, value, labels in (*_run(trial), *_checks_and_parts(trial), *figures):
         text = ",".join(f'{key}="{_escaped(label)}"' for key, label in {"trial": trial.name, **labels}.items())
         families.setdefault(name, {})[text] = value
     lines = []
@@ -106,11 +109,6 @@ def _headline(trial: Trial) -> Iterator[Sample]:
         for verdict in heapq.nsmallest(MAX_PARTS, of_figure, key=badness):
             if verdict.value is not None:
                 yield name, verdict.value * factor, {**labels, "subject": verdict.subject}
-
-
-def _measured_last(sample: Sample) -> str:
-    """The sort key of headline figures: the families of measured values by their names."""
-    return sample[0] if sample[0] not in _HELP else ""
 
 
 def _base_unit(unit: str) -> tuple[str, float]:

@@ -82,8 +82,8 @@ def print_tables(tables: Sequence[Table], console: Console) -> None:
 
 def fact_tables(facts: Mapping[str, Any], title: str = "") -> Iterator[Table]:
     """A table with one row for each plain value or mapping, then tables of the lists of records in them."""
-    rows: list[tuple[str, str]] = []
-    inner: list[Table] = []
+    rows = []
+    inner = []
     for key, value in facts.items():
         name = f"{title} {key}".strip()
         if records := _records(value):
@@ -115,7 +115,7 @@ def shared_facts(measurements: Iterable[Measurement], omitted: str = "") -> list
                 by_name.setdefault(name, {}).setdefault(key, (value, []))[1].append(measurement.subject)
     shared = {name: value for name, values in by_name.items() if len(values) == 1 for value, _ in values.values()}
     tables = list(fact_tables(shared))
-    rows: list[tuple[str, str, str]] = []
+    rows = []
     for name, values in by_name.items():
         ordered = sorted(values.values(), key=lambda each: -len(each[1]))
         for value, subjects in ordered[:MAX_VALUES] if len(ordered) > 1 else ():

@@ -29,6 +29,7 @@ from seatrial.report.tables import STYLES, Table, print_tables
 from seatrial.report.text import clean, single_line
 from seatrial.report.view import check_views, coverage, launchers, lax_thresholds, machine_size, outcome_counts
 from seatrial.report.why_not import next_step
+from seatrial.util.grouping import grouped
 from seatrial.util.text import and_more, plural
 
 CPU_ONLY_STYLE = "bold blue"  # not the green of a decision on GPUs
@@ -55,7 +56,7 @@ def summary(trial: Trial, console: Console, run_dir: Path | None = None, *, verb
     else:
         _short_problems(found, console)
     _figures(headline(trial), console, verbose=verbose)
-    measured = not all(measurement.skipped for measurement in trial.measurements)
+    measured = not all(each.skipped for each in trial.measurements)
     for title, checks in coverage(trial).items():
         # if nothing was measured, the decision says so
         if title.startswith("Excluded") or (title.startswith("Not measured") and measured):
@@ -134,9 +135,8 @@ def _all_checks(trial: Trial, console: Console) -> None:
     """Print each check with its outcome and key figure, and the number of verdicts."""
     views = check_views(trial)
     console.print()
-    rows = [(view.phase, (view.name, str(view.outcome), view.overview_text)) for view in views]
-    phases = dict.fromkeys(phase for phase, _ in rows)
-    print_tables([Table(phase, [row for its, row in rows if its == phase]) for phase in phases], console)
+    by_phase = grouped((view.phase, (view.name, str(view.outcome), view.overview_text)) for view in views)
+    print_tables([Table(phase, rows) for phase, rows in by_phase.items()], console)
     counts = [f"{count:,} {outcome}" for outcome, count in outcome_counts(trial.verdicts)]
     line = f"verdicts: {' · '.join(counts)}" if counts else "no verdict"
     if trial.baseline:

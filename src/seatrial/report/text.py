@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 
+from seatrial.util.text import INVISIBLE
+
 # Terminal sequences: CSI (colours, cursor), OSC (titles, links) and similar with their terminators, and escapes of two
 # characters. A sequence without terminator is not matched, so that the text after it is kept.
 _TERMINAL = re.compile(
@@ -16,11 +18,9 @@ _TERMINAL = re.compile(
     r"|\x1b[PX^_][^\x1b]*\x1b\\"
     r"|\x1b[ -/]*[0-OQ-WYZ`-~]"
 )
-# Control characters except tab and newline, direction marks, line separators, halves of surrogate pairs, and the two
-# code points that XML 1.0 forbids. They are replaced by U+FFFD, which stays visible.
-_UNPRINTABLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
-)
+# Control and invisible characters except tab and newline, line separators, halves of surrogate pairs, and the two code
+# points that XML 1.0 forbids. They are replaced by U+FFFD, which stays visible.
+_UNPRINTABLE = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff{INVISIBLE}]")
 UNKNOWN_TIME = "unknown time"
 
 

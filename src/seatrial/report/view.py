@@ -15,7 +15,6 @@ from seatrial.checks import catalog
 from seatrial.model import (
     WORST_FIRST,
     Artifact,
-    Basis,
     Decision,
     DecisionValue,
     Insight,
@@ -55,7 +54,7 @@ class CheckView:
     @property
     def methods(self) -> list[str]:
         """The method of each process (equal ones once), then the insights and the lax thresholds of the check."""
-        methods = [str(measurement.facts[METHOD]) for measurement in self.measurements if METHOD in measurement.facts]
+        methods = [str(each.facts[METHOD]) for each in self.measurements if METHOD in each.facts]
         notes = [f"{insight.title}: {insight.text}" for insight in self.insights]
         notes += [f"{LAX_THRESHOLD}: {text}" for _, text in lax_thresholds(self.verdicts)]
         return list(dict.fromkeys([*merge_similar(methods), *notes]))
@@ -63,7 +62,7 @@ class CheckView:
     @property
     def seconds(self) -> float:
         """The seconds of the longest measurement; the processes run concurrently."""
-        return max((measurement.seconds for measurement in self.measurements), default=0.0)
+        return max((each.seconds for each in self.measurements), default=0.0)
 
     @cached_property
     def figures(self) -> list[Figure]:
@@ -124,7 +123,7 @@ def check_views(trial: Trial) -> list[CheckView]:
     Checks that were only excluded are omitted: reports list ``trial.excluded_checks`` separately.
     """
     verdicts = grouped((verdict.check, verdict) for verdict in trial.verdicts)
-    measurements = grouped((measurement.check, measurement) for measurement in trial.measurements)
+    measurements = grouped((each.check, each) for each in trial.measurements)
     planned = (name for job in trial.jobs for name in job.checks)
     judged = (name for name in verdicts if name not in trial.excluded_checks)
     names = dict.fromkeys((*planned, *measurements, *judged))
@@ -163,10 +162,7 @@ def coverage(trial: Trial) -> dict[str, list[str]]:
 
 def lax_thresholds(verdicts: Iterable[Verdict]) -> list[tuple[str, str]]:
     """(check, text) of each lax threshold, once for all subjects."""
-    lax: dict[tuple[str, str], Basis] = {}
-    for verdict in verdicts:
-        if verdict.basis and verdict.basis.lax_reason:
-            lax[verdict.check, verdict.metric] = verdict.basis
+    lax = {(each.check, each.metric): each.basis for each in verdicts if each.basis and each.basis.lax_reason}
     return [
         (check, f"{metric}, {replace(basis, lax_reason='')}: {basis.lax_reason}")
         for (check, metric), basis in lax.items()

@@ -144,10 +144,10 @@ def _problem_reason(problem: Problem, blocking: Sequence[Figure]) -> NotAccepted
     text = first.verdict.summary if first.verdict else ""
     text += f", limit {first.limit_text}" if first.expected is not None and first.limit is not None else ""
     text += f" (and {plural(len(blocking) - 1, 'more figure')})" if len(blocking) > 1 else ""
-    command = part.findings[0].first_command if part.has_cause else ""
+    step = next(iter(part.fixes), "")
     if part.has_cause:
         finding = part.findings[0]
         title += f": {finding.title} ({finding.confidence} confidence)"
         text = f"{finding.evidence.rstrip('.')}; {text}"
-    step = f"`{command}`" if command else next(iter(part.fixes), "")
+        step = f"`{finding.first_command}`" if finding.first_command else step
     return NotAcceptedReason(title, text, step)

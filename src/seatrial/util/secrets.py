@@ -12,6 +12,8 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, unquote
 
+from seatrial.util.text import INVISIBLE
+
 REDACTED = "REDACTED"
 PRIVATE = 0o600  # mode of the files from which the job reads its secrets
 
@@ -20,7 +22,7 @@ _MIN_CHARACTERS = 8  # a shorter value can occur in other text by chance, so it 
 # Whole parts of a name between underscores, and words at the end of a part, such as PGPASSWORD
 _SECRET_NAME = re.compile(
     r"(?:(?:^|_)(?:AUTH|AUTHORIZATION|CLIENT_KEY_DATA|CONN(?:ECTION)?_STR(?:ING)?|COOKIE|CREDENTIALS?|CREDS?"
-    r"|DOCKERCONFIGJSON|DSN|JWT|KEY|(?:DB|SSH)?PASS|PAT|PW|PWD|WEBHOOK"
+    r"|DOCKERCONFIGJSON|DSN|JWT|KEY|(?:DB|SSH)?PASS|PAT|PW|PWD|WEBHOOK|X_(?:AMZ|GOOG)_SIGNATURE"
     r"|(?:ACCESS|API|AUTH|GITHUB|GITLAB|HF|REFRESH)_TOKENS)|PASSWORDS?|PASSWD|PASSPHRASE|PASSCODE|SECRETS?|TOKEN|API_?KEYS?)\d*(?=_|$)"
 )
 # Names that describe a secret without containing it, and special tokens of tokenizers
@@ -31,16 +33,20 @@ _OTHER_NAME = re.compile(
     r"|HOST|INDEX|INFO|ERROR|EXCEPTION|LENGTH|METHOD|MODE|NAME|PATH|PLUGIN|PORT|PROVIDER|SERVER|SIZE|SOCK|SOCKET|TIMEOUT|TTL|TYPES?"
     r"|USER|USERNAME|VERSION)$"
 )
+_INVISIBLE = re.compile(f"[{INVISIBLE}]+")
 _WORD_BORDER = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z])(?=[A-Z])")
 _COMMON_WORDS = {"AUTH", "KEY", "PASS", "PAT", "PW", "TOKEN"}  # names that also occur in other text
-# Sources: documentation of Hugging Face, GitHub, AWS, GitLab, Slack, OpenAI, NVIDIA NGC, Docker, npm, PyPI, Google and
-# Weights & Biases, and RFC 7519 (JWT)
+# Sources: documentation of Hugging Face, GitHub, AWS, GitLab, Slack, OpenAI, NVIDIA NGC, Docker, npm, PyPI, Google,
+# Azure and Weights & Biases, and RFC 7519 (JWT)
 _TOKEN = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
     r"|glpat-[\w-]{16,}|xox[abeprs]-[\w-]{16,}|sk-(?=[\w-]{0,80}\d[A-Za-z])[\w-]{20,}|nvapi-[\w-]{20,}|dckr_pat_[\w-]{16,}"
     r"|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,}|AIza[\w-]{35}|wandb_v1_\w{20,}|(?<!-)eyJ[\w-]{4,}\.eyJ[\w-]{4,}\.[\w-]*)"
     r"|(?<=hooks\.slack\.com/services/)[\w/]{8,}"
-    r"|(?<=://)(?<!rdma://)(?:[^\s/@:]*:[^\s/]*|(?!REDACTED)[^\s/@:]{16,})(?=@)"  # user:password, or a token, in a URL
+    r"|(?<=[?&;]sig=)[\w%+/=-]{16,}|(?<=u0026sig=)[\w%+/=-]{16,}|(?<=\bSignature=)[\w%+/=-]{32,}"  # of a signed request
+    # user:password, or a token, in a URL; a password may contain "@" and "/", which may also follow a port
+    r"|(?<=://)(?<!rdma://)(?:[^\s/@:[]*:(?!\d{1,5}/|[\w.-]+@sha256:)(?:[^\s/\"'<>]*(?:/(?!/)[^\s/\"'<>]*)*|[^\s/]*)"
+    r"|(?!REDACTED)[^\s/@:]{16,})(?=@)"
 )
 _PRIVATE_KEY = re.compile(
     r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)"
@@ -51,14 +57,19 @@ _AUTHORIZATION = re.compile(  # RFC 9110
     r"(?:(?P<header>\bauthorization[\"']?\s*[:=]\s*[\"']?)(?:\w+\s+)?|\b(?P<scheme>bearer|basic)\s+)(?P<value>[\w.~+/=-]{8,})",
     re.IGNORECASE,
 )
-_LOGIN = re.compile(  # a line of netrc, and an option of curl
-    r"(?:\blogin\s+\S+\s+password\s+|^[ \t]*password[ \t]+(?=\S+$)|(?<!\S)(?:-u|--user)[ =][\w.@-]+:)(?P<value>\S+)",
+_LOGIN = re.compile(  # a line of netrc, an option of curl, and logins of Weights & Biases with messages about its key
+    r"(?:\blogin\s+\S+\s+password\s+(?!(?:is|was)\b)|^[ \t]*password[ \t]+(?=\S+$)"
+    r"|(?<!\S)(?:-u|--user)[ =][\w.@-]+:)(?P<value>\S+)"
+    r"|\blogin\((?:[^()\n]{0,200}[,\s])?key\s*=\s*\\?[\"'](?P<key>[^\s\"'\\]+)"
+    r"|\b(?:wandb login(?: --\S+)*|API key(?: must be .{0,40}yours was \d+| is| was)?[:=,.]?)\s{1,3}[\"'`]?"
+    r"(?P<bare>(?=[A-Za-z]*\d)[A-Za-z0-9]{32,})",
     re.MULTILINE,
 )
-# A name before ``=``, ``:`` (JSON, YAML, a header) or ``"value":`` (Kubernetes), or of an option before a space
+_IS = re.compile("(?:is|was)")
+# A name before ``=``, ``is``, ``:`` (JSON, YAML, a header) or ``"value":`` (Kubernetes), or of an option before a space
 _NAME = re.compile(
     r"(?:(?P<start>^(?:export |declare -x )?)|(?P<quote>\\?[\"\'])|(?<![\w.-]))(?P<dashes>--?)?"
-    r"(?P<name>[A-Za-z_][\w.-]*+)(?P<sign>=|[ \t]+=[ \t]*(?!=)"
+    rf"(?P<name>[A-Za-z_][\w.-]*+)(?P<sign>=|[ \t]+=[ \t]*(?!=)|[ \t]+{_IS.pattern}(?::[ \t]*|[ \t]+)"
     r"|(?P<close>\\?[\"\'])?(?:,?\s*\\?[\"\']?value\\?[\"\']?)?[ \t]*:[ \t]*|(?(dashes)[ \t]+|(?!)))"
     r"(?P<list>\[(?=\\?[\"\']))?",
     re.MULTILINE,
@@ -154,6 +165,12 @@ class _Redaction:
         return self.redact(value) if not is_secret or value.startswith(REDACTED) else self._replaced(value, name)
 
     def _text(self, text: str) -> str:
+        """Return the text with secrets replaced; if it has any, without invisible characters, which may part them."""
+        visible = _INVISIBLE.sub("", text)
+        replaced = self._visible_text(visible)
+        return text if replaced == visible else replaced
+
+    def _visible_text(self, text: str) -> str:
         if self._known:
             text = self._known.sub(lambda match: f"{REDACTED}({self._names[match[0]]})".removesuffix("()"), text)
         if "PRIVATE KEY-----" in text:
@@ -170,10 +187,9 @@ class _Redaction:
         return REDACTED
 
     def _replaced_group(self, match: re.Match[str]) -> str:
-        """Return the text of the match with its group ``value``, which ends it, replaced."""
-        if _PLACEHOLDER.match(match["value"]):
-            return match[0]
-        return match[0].removesuffix(match["value"]) + self._replaced(match["value"])
+        """Return the text of the match with its last group, which ends it, replaced."""
+        value = match[match.lastgroup or 0]
+        return match[0] if _PLACEHOLDER.match(value) else match[0].removesuffix(value) + self._replaced(value)
 
     def _authorization(self, match: re.Match[str]) -> str:
         scheme, value = (match["scheme"] or "").lower(), match["value"]
@@ -204,7 +220,7 @@ def _value_span(text: str, match: re.Match[str], name: str) -> tuple[int, int] |
         return None
     rest = value if match["list"] else ahead.partition(match["quote"] if encloses else "\n")[0]
     is_field = match["dashes"] or (match["close"] and not match["list"] and name.upper() != "KEY")
-    if not is_field and _is_prose(name, sign, rest):
+    if (not is_field or _IS.search(sign)) and _is_prose(name, sign, rest):
         return None
     # to the quote that encloses name and value ('NAME=two words'), or to the end of the line, as in the output of env
     is_line = "=" in sign and match["start"] is not None and not match["dashes"]
@@ -218,7 +234,8 @@ def _value_span(text: str, match: re.Match[str], name: str) -> tuple[int, int] |
 def _is_prose(name: str, sign: str, rest: str) -> bool:
     """Return whether the rest of the line after a secret name is a sentence instead of a value.
 
-    Then several words follow a colon, or an ordinary word or a result follows a colon or a common name.
+    Then several words follow a colon, an ordinary word or a result follows a colon or a common name, or words or a
+    number follow "is".
     """
     first, *others = rest.split() or [""]
     word = first.strip("'\".,;)]}")
@@ -226,11 +243,14 @@ def _is_prose(name: str, sign: str, rest: str) -> bool:
         return not _RANDOM_KEY.fullmatch(word)
     if name.upper() in _COMMON_WORDS and len(word) < 16:
         return len(word) < 6 or not re.search(r"\d.*[A-Za-z]|[A-Za-z].*\d", word) or (":" in sign and bool(others))
+    if _IS.search(sign):
+        return bool(re.fullmatch(r"[A-Za-z'/_.-]*|\d*", word))
     return ":" in sign and (bool(others) or (word.isalpha() and len(word) < 16))
 
 
 def _printed_forms(value: str) -> set[str]:
-    """Return the value as it is, in JSON, in quotes of a shell, and in a URL."""
+    """Return the value as it is, in JSON, in quotes of a shell, and in a URL, without invisible characters."""
+    value = _INVISIBLE.sub("", value)
     in_shell = shlex.quote(value)
     return {value, json.dumps(value)[1:-1], in_shell[1:-1] if in_shell != value else value, quote(value, safe="")}
 

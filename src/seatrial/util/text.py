@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 
+# Zero-width characters and direction marks, as a range of a pattern: a terminal shows none of them
+INVISIBLE = "\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"
+
 
 def error_text(error: Exception) -> str:
     """Return the error in one printable line: ``/sys/x: Permission denied``."""

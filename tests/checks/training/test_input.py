@@ -64,7 +64,7 @@ def test_a_rank_whose_filesystem_is_slow(tmp_path: Path) -> None:
     data.mkdir()
     (tmp_path / "mine.yaml").write_text(TRIAL % data)
     (tmp_path / "sitecustomize.py").write_text(
-        "from seatrial.drill.faults import slow_input\nslow_input.SECONDS = 1\nslow_input.install()\n"
+        "from seatrial.drill.faults import install, slow_input\nslow_input.SECONDS = 1\ninstall('slow_input')\n"
     )
     environment = {"PYTHONPATH": str(tmp_path)}
     program = Program("run", "mine.yaml", "--gpus-per-node", "0", "--out", "run", cwd=tmp_path, env=environment)

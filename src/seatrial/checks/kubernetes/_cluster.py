@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import Field
 
 from seatrial.checks.check import Context, Options
+from seatrial.checks.declare import Answers, value
 from seatrial.config.kubernetes import GPU_RESOURCE, Kubernetes
 from seatrial.model import NotApplicable
 
@@ -67,10 +68,10 @@ def nodes_differing(values: Mapping[str, Value]) -> dict[str, Value]:
     both are returned.
     """
     counts = Counter(values.values())
-    two_most_common = [value for value, _ in counts.most_common(2)]
+    two_most_common = [candidate for candidate, _ in counts.most_common(2)]
     majority_by_node = {}
-    for node, value in values.items():
-        majority = next((candidate for candidate in two_most_common if candidate != value), None)
+    for node, of_node in values.items():
+        majority = next((candidate for candidate in two_most_common if candidate != of_node), None)
         if majority is not None and counts[majority] > (len(values) - 1) / 2:
             majority_by_node[node] = majority
     return majority_by_node
@@ -82,3 +83,10 @@ def missing_names(names_by_node: Mapping[str, set[str]]) -> dict[str, list[str]]
     common = [name for name, count in sorted(counts.items()) if count > (len(names_by_node) - 1) / 2]
     missing = {node: [name for name in common if name not in names] for node, names in names_by_node.items()}
     return {node: names for node, names in missing.items() if names}
+
+
+def missing_counts(metric: str, names_by_node: Mapping[str, set[str]]) -> Answers:
+    """Yield for each node the number of its ``missing_names``, with the names as evidence."""
+    missing = missing_names(names_by_node)
+    for node in names_by_node:
+        yield value(metric, len(missing.get(node, ())), node, evidence=missing.get(node))

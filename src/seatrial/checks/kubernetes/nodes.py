@@ -12,6 +12,7 @@ from seatrial.checks.declare import Answers, absent, fact, metric, value, warnin
 from seatrial.checks.kubernetes._cluster import (
     KubernetesOptions,
     kubectl,
+    missing_counts,
     missing_names,
     nodes_differing,
     requested_devices,
@@ -130,10 +131,7 @@ def _topology_metrics(nodes: Sequence[KubernetesNode]) -> Answers:
     cliques = grouped((node.labels.get(CLIQUE_LABEL), node.name) for node in nodes)
     yield fact("topology_labels", {node.name: node.topology for node in nodes})
     yield fact("cliques", {clique: names for clique, names in cliques.items() if clique})
-    missing_by_node = missing_names({node.name: set(node.topology) for node in nodes})
-    for node in nodes:
-        missing = missing_by_node.get(node.name)
-        yield value("topology_labels_missing", len(missing or ()), node.name, evidence=missing)
+    yield from missing_counts("topology_labels_missing", {node.name: set(node.topology) for node in nodes})
 
 
 def _version_metrics(nodes: Sequence[KubernetesNode]) -> Answers:
@@ -173,12 +171,10 @@ def _operator_metrics(nodes: Sequence[KubernetesNode], settings: Kubernetes) -> 
         no_pods = f"no DaemonSet of an operator has pods on the nodes (namespaces {namespaces})"
         yield absent("operator_pods_*", refused[0] if refused else no_pods)
         return
-    missing_by_node = missing_names(daemon_sets_by_node)
     for name, not_ready in not_ready_by_node.items():
         yield value("operator_pods_not_ready", len(not_ready), name, evidence=not_ready or None)
-        if len(nodes) > 1:
-            missing = missing_by_node.get(name)
-            yield value("operator_pods_missing", len(missing or ()), name, evidence=missing)
+    if len(nodes) > 1:
+        yield from missing_counts("operator_pods_missing", daemon_sets_by_node)
 
 
 def _operator_pods(settings: Kubernetes) -> tuple[list[Pod], list[str]]:

@@ -5,16 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from seatrial.drill.faults import call_after_import, is_faulty_rank
+MODULE = "seatrial.train.checkpoint"
 
 
-def install() -> None:
+def change(checkpoint: Any) -> None:
     """Flip one bit in a file of each checkpoint when its save has ended."""
-    if is_faulty_rank():
-        call_after_import("seatrial.train.checkpoint", _change)
-
-
-def _change(checkpoint: Any) -> None:
     save = checkpoint.Checkpointer.save
 
     def save_and_damage(self: Any, out: Path, step: int, built: Any, optimizer: Any) -> None:

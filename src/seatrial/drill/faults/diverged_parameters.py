@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from seatrial.drill.faults import call_after_import, is_faulty_rank
+MODULE = "seatrial.train.invariants"
 
 
-def install() -> None:
+def change(invariants: Any) -> None:
     """Flip the lowest bit of one parameter before the parameters of all ranks are compared."""
-    if is_faulty_rank():
-        call_after_import("seatrial.train.invariants", _change)
-
-
-def _change(invariants: Any) -> None:
     parameter_digest = invariants.parameter_digest
 
     def digest_with_fault(models: Any) -> str:

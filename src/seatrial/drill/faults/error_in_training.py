@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from seatrial.drill.faults import call_after_import, is_faulty_rank
-
+MODULE = "seatrial.train.ddp"
 MESSAGE = "intentional error of a drill"
 
 
-def install() -> None:
+def change(ddp: Any) -> None:
     """Raise RuntimeError when the rank begins to measure its speed; its peers are then in a collective."""
-    if is_faulty_rank():
-        call_after_import("seatrial.train.ddp", _change)
 
-
-def _change(ddp: Any) -> None:
     def fail(*_arguments: object) -> None:
         raise RuntimeError(MESSAGE)
 

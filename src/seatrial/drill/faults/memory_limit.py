@@ -5,19 +5,14 @@ from __future__ import annotations
 import resource
 from typing import Any
 
-from seatrial.drill.faults import call_after_import, is_faulty_rank
-
+MODULE = "seatrial.train.ddp"
 _BLOCK_BYTES = 64 * 2**20
 _HEADROOM_BYTES = 4 * _BLOCK_BYTES  # bytes that the rank may still allocate
 
 
-def install() -> None:
+def change(ddp: Any) -> None:
     """Limit the address space of the rank when it begins to measure its speed, and allocate until it is used up."""
-    if is_faulty_rank():
-        call_after_import("seatrial.train.ddp", _change)
 
-
-def _change(ddp: Any) -> None:
     def leak(*_arguments: object) -> None:
         pages = int(open("/proc/self/statm").read().split()[0])  # noqa: SIM115
         limit = pages * resource.getpagesize() + _HEADROOM_BYTES

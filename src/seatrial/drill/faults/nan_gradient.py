@@ -5,18 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from seatrial.drill.faults import call_after_import, is_faulty_rank
-
+MODULE = "seatrial.train.loop"
 STEP = 3  # after steps with finite gradients
 
 
-def install() -> None:
+def change(loop: Any) -> None:
     """Make the gradient at the output of the first block NaN, once."""
-    if is_faulty_rank():
-        call_after_import("seatrial.train.loop", _change)
-
-
-def _change(loop: Any) -> None:
     step = loop.Trainer.step
 
     def step_with_fault(self: Any, number: int, batches: Any) -> Any:

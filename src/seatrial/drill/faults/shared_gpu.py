@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 
-from seatrial.drill.faults import is_faulty_rank
+MODULE = "seatrial.model"  # imported before the rank selects its GPU
 
 
-def install() -> None:
+def change(_model: object) -> None:
     """Give the rank the local rank 0 before it selects its GPU."""
-    if is_faulty_rank():
-        os.environ["LOCAL_RANK"] = "0"
+    os.environ["LOCAL_RANK"] = "0"

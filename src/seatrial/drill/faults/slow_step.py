@@ -5,18 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from seatrial.drill.faults import call_after_import, is_faulty_rank
-
+MODULE = "seatrial.train.step_timer"
 SECONDS = 0.3  # in each step: a multiple of the step time of the tiny model
 
 
-def install() -> None:
+def change(step_timer: Any) -> None:
     """Delay the computation of each step of the rank by SECONDS."""
-    if is_faulty_rank():
-        call_after_import("seatrial.train.step_timer", _change)
-
-
-def _change(step_timer: Any) -> None:
     begin = step_timer.StepTimer.begin
 
     def begin_slow_step(self: Any) -> None:

@@ -5,16 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from seatrial.drill.faults import call_after_import, is_faulty_rank
+MODULE = "seatrial.train.data"
 
 
-def install() -> None:
+def change(data: Any) -> None:
     """Replace the prepared data by its first half before the rank opens it."""
-    if is_faulty_rank():
-        call_after_import("seatrial.train.data", _change)
-
-
-def _change(data: Any) -> None:
     prepared_folder = data.ranks.prepared_folder
 
     def folder_with_half(*arguments: Any) -> Path:

@@ -145,10 +145,12 @@ def _bandwidth_limit(collective: Collective, curve: Series) -> Iterator[Insight]
 
 def _limiter(collective: Collective, loads: Mapping[str, _LinkLoad], busbw: float) -> str:
     """The saturated links; if there is none, the slow transport in NCCL's log; else ``unknown``."""
-    utilization = {
-        link: busbw * load.over_busbw / collective.achievable_gb_s(link, load.line_rate) for link, load in loads.items()
-    }
-    if saturated := [link for link, share in utilization.items() if share >= _SATURATED]:
+    saturated = [
+        link
+        for link, (over_busbw, line_rate) in loads.items()
+        if busbw * over_busbw / collective.achievable_gb_s(link, line_rate) >= _SATURATED
+    ]
+    if saturated:
         return " or ".join(saturated)
     if collective.nodes > 1 and collective.links.network == "tcp":
         return "the network (TCP sockets)"

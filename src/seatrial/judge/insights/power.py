@@ -8,7 +8,7 @@ benchmarks/decision_power.py compares this model with the decisions on whole rec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import exp, inf, pi, sqrt
@@ -19,6 +19,7 @@ from seatrial.hardware.references import Reference, References
 from seatrial.judge.groups import Facts
 from seatrial.model import Insight, Measurement, Metric, Rule
 from seatrial.model.rule import PEERS, REFERENCE
+from seatrial.util.grouping import grouped
 from seatrial.util.quantiles import deviation, expected_half_width, independent_samples
 
 CERTAINTY = 0.99  # share of trials in which a detectable slowdown is rejected
@@ -109,52 +110,29 @@ def sensitivity_insights(
     measurements: Sequence[Measurement], checks: Checks, references: References
 ) -> Iterator[Insight]:
     """Yield for each check the slowdowns that its limits reject in 99 % of trials with the noise of its samples."""
-    sampled_by_check: dict[str, _SampledMetrics] = {}
-    for measurement in measurements:
-        name = measurement.check
-        if name in checks and measurement.metrics:
-            if name not in sampled_by_check:
-                sampled_by_check[name] = _SampledMetrics(checks[name].rules)
-            sampled_by_check[name].add(measurement)
-    for name, sampled in sampled_by_check.items():
-        results = (_sensitivity(rule, metrics, references) for rule, metrics in sampled.by_rule)
-        if sensitivities := list(filter(None, results)):
-            sizes = "; ".join(map(str, sensitivities))
-            text = f"a slowdown of this size is rejected with {CERTAINTY:.0%} probability: {sizes}"
-            values = {each.metric: each.detectable for each in sensitivities}
-            yield Insight(check=name, title="sensitivity", text=text, values={**values})
+    names = [name for name in dict.fromkeys(each.check for each in measurements) if name in checks]
+    rules = [(name, rule) for name in names for rule in checks[name].rules if rule.share(REFERENCE) is not None]
+    judged = {(name, rule.metric) for name, rule in rules}
+    sampled = grouped(  # in one pass, since a thousand nodes report a million metrics
+        (key, (metric, measurement.facts))
+        for measurement in measurements
+        for metric in measurement.metrics
+        if len(metric.samples) > 1 and (key := (measurement.check, metric.name)) in judged
+    )
+    found = ((name, _sensitivity(rule, sampled.get((name, rule.metric), ()), references)) for name, rule in rules)
+    for name, sensitivities in grouped((name, each) for name, each in found if each).items():
+        sizes = "; ".join(map(str, sensitivities))
+        text = f"a slowdown of this size is rejected with {CERTAINTY:.0%} probability: {sizes}"
+        values = {each.metric: each.detectable for each in sensitivities}
+        yield Insight(check=name, title="sensitivity", text=text, values={**values})
 
 
-class _SampledMetrics:
-    """The metrics of one check that have several samples: one list for each rule that has a reference value.
-
-    All lists are filled in one pass, since a thousand nodes report a million metrics.
-    """
-
-    def __init__(self, rules: Iterable[Rule]) -> None:
-        self.by_rule: list[tuple[Rule, list[_WithFacts]]] = []
-        # metric → for each rule on it: the facts that the rule requires, and its list in ``by_rule``
-        self._by_metric: dict[str, list[tuple[dict[str, str], list[_WithFacts]]]] = {}
-        for rule in rules:
-            if rule.share(REFERENCE) is not None:
-                metrics: list[_WithFacts] = []
-                self.by_rule.append((rule, metrics))
-                self._by_metric.setdefault(rule.metric, []).append((rule.when.facts, metrics))
-
-    def add(self, measurement: Measurement) -> None:
-        facts = measurement.facts
-        for metric in measurement.metrics:
-            if len(metric.samples) > 1:
-                for required_facts, metrics in self._by_metric.get(metric.name, ()):
-                    if required_facts.items() <= facts.items():
-                        metrics.append((metric, facts))
-
-
-def _sensitivity(rule: Rule, metrics: Sequence[_WithFacts], references: References) -> _Sensitivity | None:
+def _sensitivity(rule: Rule, sampled: Sequence[_WithFacts], references: References) -> _Sensitivity | None:
     """The sensitivity of a rule with a reference value, on the subject with the widest range of samples.
 
     None if there are no metrics, if there is no limit, or if the limit is not below the median of the metrics.
     """
+    metrics = [each for each in sampled if rule.when.facts.items() <= each[1].items()]
     healthy = median(metric.value for metric, _ in metrics) if metrics else 0.0
     if healthy <= 0:
         return None

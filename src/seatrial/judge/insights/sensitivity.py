@@ -13,14 +13,13 @@ from seatrial.config.schema import Config
 from seatrial.hardware.links import HIERARCHICAL_ALGORITHMS, Links, network_to_busbw_ratio, nvlink_to_busbw_ratio
 from seatrial.hardware.references import Reference, References
 from seatrial.judge.insights.collective import NVLINK, Collective, build_collective
-from seatrial.judge.plausibility import reference_key
+from seatrial.judge.plausibility import LOWER_BOUNDS, reference_key
 from seatrial.model import Insight, Measurement, Rule, Threshold, format_value
 from seatrial.model.rule import REFERENCE
 from seatrial.util.grouping import grouped
 
 # A threshold that needs less than this share of the ports' line rate hardly tests the network
 _NETWORK_SHARE_TESTED = 0.7
-_LOWER_BOUNDS = (">", ">=")
 
 
 def comparison_insights(measurements: Sequence[Measurement], checks: Checks, links: Links) -> Iterator[Insight]:
@@ -77,7 +76,7 @@ def threshold_insights(
             if by_rule is None or settings.override or threshold.value > by_rule.value:  # the stricter decides
                 thresholds[metric] = threshold
     for metric, threshold in thresholds.items():
-        if metric.startswith("busbw.") and threshold.op in _LOWER_BOUNDS:
+        if metric.startswith("busbw.") and threshold.op in LOWER_BOUNDS:
             applied = references.applicable(reference_key(metric, rules), facts)
             reference = applied[0] if applied else "no reference value"
             yield from _threshold_insight(collective, metric, threshold, reference, measured.get(metric))
