@@ -38,7 +38,6 @@ def main() -> None:
     }
     worker.catalog = lambda: checks  # type: ignore[assignment, attr-defined]
     worker._open_device = lambda *_: (job.device, 1, "GPU-1") if job.device == "cuda" else (job.device, None, "")
-    worker._close_device = lambda job: None
     worker.run_checks(job, path.parents[2], path.parent / f"attempt{attempt}")
 
 

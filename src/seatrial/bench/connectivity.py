@@ -79,9 +79,7 @@ def measure_connectivity(
         connections = participants.run_on_all(probe.measure, timeout_s)
     finally:
         probe.close()
-    merged = {
-        name: {**failed, **connected} for name, failed, connected in zip(names, errors, connections, strict=True)
-    }
+    merged = {name: {**failed, **connected} for name, failed, connected in zip(names, errors, connections, strict=True)}
     return ConnectivityResult(dict(zip(names, lookups, strict=True)), merged)
 
 

@@ -196,8 +196,8 @@ def _print_plan(preview: Preview, launcher: str, as_json: bool) -> None:
         return
     plan = preview.plan
     lines = [*plan_lines(plan.jobs, plan.excluded_checks, catalog(), plan.checks_not_run, as_root=preview.as_root)]
-    not_run = grouped(plan.not_run, lambda measurement: measurement.skipped or measurement.error)
-    lines += [f"not run: {reason}: {', '.join(each.check for each in checks)}" for reason, checks in not_run.items()]
+    not_run = grouped((each.skipped or each.error, each.check) for each in plan.not_run)
+    lines += [f"not run: {reason}: {', '.join(names)}" for reason, names in not_run.items()]
     # plan_lines names those that the time limit excludes
     lines += [f"excluded by {flag}: {name}" for name, flag in plan.excluded_checks.items() if flag != TIME_LIMIT]
     lines += preview.notes

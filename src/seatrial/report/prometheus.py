@@ -31,7 +31,6 @@ _BASE_UNITS: Mapping[str, tuple[str, float]] = {
     "B": ("bytes", 1.0),
     "GB": ("bytes", 1e9),
     "GiB": ("bytes", 2.0**30),
-    "GB": ("bytes", 1e9),
     "GB/s": ("bytes_per_second", 1e9),
     "Gb/s": ("bytes_per_second", 1e9 / 8),
     "TFLOP/s": ("flops_per_second", 1e12),
