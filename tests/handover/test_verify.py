@@ -154,7 +154,7 @@ def test_another_reference_value_is_named(
     key = next(key for key, values in sku.expected.items() if any(value.value == 4272 for value in values))
     higher = tuple(value.model_copy(update={"value": 2 * value.value}) for value in sku.expected[key])
     other = sku.model_copy(update={"expected": {**sku.expected, key: higher}})
-    monkeypatch.setattr(references, "skus", lambda: (other,))
+    monkeypatch.setattr("seatrial.judge.skus", lambda: (other,))
     step = steps(path)["decision"]
     assert step.result == "failed"
     (detail,) = [each for each in step.details if each.startswith(f"{CHECK} {METRIC}")]

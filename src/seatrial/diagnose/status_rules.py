@@ -95,4 +95,5 @@ def _nvlinks_down(lines: Sequence[str]) -> Values | None:
         elif link := _NVLINK.match(line):
             rows[-1][1].append(NvLink(link=int(link["link"]), active=not link["inactive"]))
     gpus = [Gpu(index=number, name=name, nvlinks=tuple(links)) for number, (name, links) in enumerate(rows)]
-    return None if links_down(gpus[-1], [gpu for gpu in gpus if gpu.name == gpus[-1].name]) == 0 else {}
+    last = gpus[-1]  # without a name, the output is cut, and other GPUs may be missing
+    return None if last.name and links_down(last, [gpu for gpu in gpus if gpu.name == last.name]) == 0 else {}
