@@ -39,7 +39,9 @@ def test_efficiency_relative_to_each_baseline() -> None:
         "node": [result(99, 2), result(99, 2)],
         "cluster": [result(88, 4)],
     }
-    values = {metric.name: metric.value for metric in scaling(runs).metrics}
+    measurement = scaling(runs)
+    assert [(series.x, series.y) for series in measurement.series] == [((1, 2, 4), (110, 99, 88))]
+    values = {metric.name: metric.value for metric in measurement.metrics}
     assert values == pytest.approx(
         {
             "efficiency.node_vs_gpu": 90.0,

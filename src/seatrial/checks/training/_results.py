@@ -194,13 +194,13 @@ def efficiency(name: str, trainings: Sequence[TrainingResult], baseline: Sequenc
 
     Its samples are the ratios of corresponding windows, so that their interval includes the noise of both.
     """
-    (speed, windows), (baseline_speed, baseline_windows) = _median_speeds(trainings), _median_speeds(baseline)
+    (speed, windows), (baseline_speed, baseline_windows) = median_speeds(trainings), median_speeds(baseline)
     if speed and baseline_speed:
         percent = value(name, 100 * speed / baseline_speed)
         yield percent._replace(samples=ratios(windows, baseline_windows, 100))
 
 
-def _median_speeds(results: Sequence[TrainingResult]) -> tuple[float | None, list[float]]:
+def median_speeds(results: Sequence[TrainingResult]) -> tuple[float | None, list[float]]:
     """The median tokens/s/GPU of concurrent trainings, and that of each window; None and no window if unknown."""
     speeds: list[float] = []
     window_speeds: list[list[float]] = []  # of each training

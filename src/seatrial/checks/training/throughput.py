@@ -15,7 +15,7 @@ from seatrial.checks.declare import Answers, absent, fact, metric
 from seatrial.checks.training import _ranks, _results, _workload
 from seatrial.checks.training._results import TOKENS_PER_GPU, Stage
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
-from seatrial.model import Phase, Scope
+from seatrial.model import CLUSTER, Phase, Scope, Series
 
 NAME = "throughput"
 GPU, NODE, ALL = "gpu", "node", "cluster"
@@ -108,6 +108,11 @@ def _scaling_observations(results: Mapping[str, Sequence[TrainingResult]]) -> An
             yield absent(name, _NO_STAGE[missing[0]])
         else:
             yield from _results.efficiency(name, results[stage], results[baseline])
+    medians = {len(trainings[0].ranks): _results.median_speeds(trainings)[0] for trainings in results.values()}
+    speeds = {float(gpus): speed for gpus, speed in medians.items() if speed}
+    if len(speeds) > 1:
+        x, y = tuple(speeds), tuple(speeds.values())
+        yield Series(name=TOKENS_PER_GPU, subject=CLUSTER, x=x, y=y, x_unit="GPUs", y_unit="tokens/s/GPU")
 
 
 def _efficiency(stage: str, baseline: str, fix: str) -> metric:
