@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from seatrial import report
 from seatrial.model import Measurement, Trial
-from seatrial.report.identity import variable_lines
+from seatrial.report.identity import gpus_of, variable_lines
 from tests.report import samples
 from tests.report.test_terminal import printed
 
@@ -48,3 +48,12 @@ def test_the_first_page_and_the_terminal_show_the_lines() -> None:
     assert "Environment variables" not in report.render(without, "html").partition('id="problems"')[0]
     assert "NCCL_PROTO=<b>LL" in printed(run)
     assert "Environment variable" not in printed(without)
+
+
+def test_the_gpu_of_the_only_host_is_known_beside_checks_of_all_ranks() -> None:
+    gpu: dict[str, JsonValue] = {"gpus": [{"index": 0, "uuid": "GPU-1", "serial": "1654"}]}
+    measurements = [process("n0"), Measurement(check="train.ddp", subject="cluster", rank=0)]
+    run = trial(*measurements).model_copy(update={"host": "n0", "environment": {"gpu": gpu}, "jobs": ()})
+    assert gpus_of(run)["n0/gpu0"].serial == "1654"
+    assert gpus_of(run.model_copy(update={"host": "login"})) == {}
+    assert gpus_of(run.model_copy(update={"measurements": tuple(measurements[1:])})) == {}

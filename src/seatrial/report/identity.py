@@ -11,7 +11,7 @@ from typing import Any
 from seatrial.checks import catalog
 from seatrial.diagnose.causes import SET_BY_SEATRIAL, variable_values
 from seatrial.discover.environment_variables import variables
-from seatrial.model import Trial, node_of
+from seatrial.model import CLUSTER, Trial, node_of
 from seatrial.report.formatting import natural_key
 from seatrial.util.text import and_more
 
@@ -155,7 +155,8 @@ def variable_lines(trial: Trial) -> list[str]:
 
 def _recorded(trial: Trial) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """(host, facts) of the host that runs seatrial, if it is the only one, and of each measurement."""
-    if all(node_of(each.subject) == trial.host for each in trial.measurements):
+    nodes = {node_of(each.subject) for each in trial.measurements} - {CLUSTER}
+    if nodes == {trial.host} and all(job.nodes == 1 for job in trial.jobs):
         environment = [trial.environment.get(name) for name in ("host", "gpu")]
         yield from ((trial.host, facts) for facts in environment if isinstance(facts, dict))
     for measurement in trial.measurements:
