@@ -20,6 +20,7 @@ from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.results import TrialResults
 from seatrial.pipeline.run import INTERRUPTED, run
 from seatrial.pipeline.run_directory import RunDir, load_trial
+from seatrial.report import junit
 from tests import processes
 from tests.launch.scripted import HEAD, Scripted, clock_file
 from tests.pipeline.fixtures import SilentDisplay, request
@@ -48,6 +49,17 @@ def test_ctrl_c_while_measuring_writes_reports(tmp_path: Path, monkeypatch: pyte
     trial = run(RunDir.create(tmp_path / "out", request()), SilentDisplay())
     assert (trial.decision.value, trial.stop_reason) == (DecisionValue.INCOMPLETE, INTERRUPTED)
     assert (tmp_path / "out/report.html").exists()
+
+
+def test_a_report_that_cannot_be_rendered_loses_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(trial: Trial) -> str:
+        raise ZeroDivisionError(trial.name)
+
+    monkeypatch.setattr(junit, "render", fail)
+    trial = run(RunDir.create(tmp_path / "out", request()), SilentDisplay())
+    assert trial.decision.value is DecisionValue.INCOMPLETE
+    assert "junit.xml (ZeroDivisionError" in trial.decision.reason
+    assert load_trial(tmp_path / "out").sessions == trial.sessions
 
 
 @pytest.mark.parametrize(("expect", "decision"), [(0, DecisionValue.INCOMPLETE), (10**9, DecisionValue.REJECTED)])

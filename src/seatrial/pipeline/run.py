@@ -7,7 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from seatrial import __version__, report, telemetry
@@ -104,7 +104,8 @@ def run(run_dir: RunDir, display: Display) -> Trial:
         if nothing_measured and (recorded := finished_record(results.run_dir.path, trial)):
             run_dir.is_unchanged = True
             return recorded
-        with results.timed("report"):  # the first rendering is only timed: the reports that are written have this time
+        # the first rendering is only timed: the reports that are written have this time, and name a failure
+        with results.timed("report"), suppress(report.NotWritten):
             report.render_all(trial)
         return _write_reports(_with_durations(trial, results, process_start), results)
 
