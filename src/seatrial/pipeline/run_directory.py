@@ -131,7 +131,7 @@ class RunDir:
             raise UsageError(f"--resume {path}: {_missing_run(path)}") from error
         except OSError as error:
             raise UsageError(f"--resume {path}: {error.strerror or error}: {error.filename}") from error
-        except UnicodeDecodeError as error:
+        except (UnicodeDecodeError, ValidationError) as error:
             raise UsageError(f"--resume {path}: run.json is damaged: {error}") from error
 
     def change_slurm(self, overrides: Sequence[Override]) -> None:
