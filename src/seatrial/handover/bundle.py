@@ -86,8 +86,6 @@ def parse_record(content: bytes, name: str) -> Trial:
 
 def add_signature(bundle: Path, key: Path, role: str) -> None:
     """Add a signature to an intact bundle; what earlier parties signed does not change. Raises UsageError."""
-    from seatrial.handover.verify import file_problems  # verify imports this module
-
     digests, contents = archive.read(bundle)
     if problems := file_problems(contents[archive.SUMS], digests):
         raise UsageError(f"{bundle} is not signed, since its files changed: {problems[0]}; seatrial verify {bundle}")
@@ -100,6 +98,19 @@ def add_signature(bundle: Path, key: Path, role: str) -> None:
         )
     archive.write(bundle, [*contents.items(), (name, signatures.sign(contents[archive.SUMS], key))])
     sync_folder(bundle.absolute().parent)
+
+
+def file_problems(sums: bytes, digests: Mapping[str, str]) -> list[str]:
+    """``changed: NAME``, ``missing: NAME`` and ``extra: NAME`` of the files that are not as in SHA256SUMS."""
+    lines = (line.partition("  ") for line in sums.decode(errors="replace").split("\n") if line)
+    listed = {name: digest for digest, _, name in lines}
+    if sums != archive.sums_text(listed).encode() or not all(map(archive.is_plain_name, listed)):
+        return [f"changed: {archive.SUMS}: lines that seatrial does not write"]
+    not_listed = {archive.SUMS, *map(signatures.file_name, signatures.ROLES)}
+    present = {name: digest for name, digest in digests.items() if name not in not_listed}
+    problems = [f"changed: {name}" for name in listed if name in present and listed[name] != present[name]]
+    problems += [f"missing: {name}" for name in (*listed, RECORD, RULES, STATEMENT) if name not in present]
+    return list(dict.fromkeys(problems + [f"extra: {name}" for name in present if name not in listed]))
 
 
 def statement_bytes(trial: Trial, record_digest: str, rules: Rulebook | None) -> bytes:

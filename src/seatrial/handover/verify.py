@@ -14,7 +14,17 @@ from pydantic import ValidationError
 
 from seatrial import __version__
 from seatrial.handover import archive, signatures
-from seatrial.handover.bundle import JOURNAL, RECORD, RULES, RUN, STATEMENT, BundleInfo, parse_record, statement_bytes
+from seatrial.handover.bundle import (
+    JOURNAL,
+    RECORD,
+    RULES,
+    RUN,
+    STATEMENT,
+    BundleInfo,
+    file_problems,
+    parse_record,
+    statement_bytes,
+)
 from seatrial.handover.rules import changes, different_verdicts, rulebook
 from seatrial.model import Measurement, Session, Trial, UsageError, first_validation_error
 from seatrial.pipeline.rejudge import rejudge
@@ -76,18 +86,6 @@ def verify(bundle: Path, allowed_signers: Path | None = None) -> Verification:
     is_stated = contents[STATEMENT] == statement_bytes(trial, digests[RECORD], info.rulebook)
     steps.append(_decision_step(info, trial, judged, is_stated=is_stated))
     return Verification(tuple(steps), judged)
-
-
-def file_problems(sums: bytes, digests: Mapping[str, str]) -> list[str]:
-    """``changed: NAME``, ``missing: NAME`` and ``extra: NAME`` of the files that are not as in SHA256SUMS."""
-    lines = (line.partition("  ") for line in sums.decode(errors="replace").split("\n") if line)
-    listed = {name: digest for digest, _, name in lines}
-    if sums != archive.sums_text(listed).encode() or not all(map(archive.is_plain_name, listed)):
-        return [f"changed: {archive.SUMS}: lines that seatrial does not write"]
-    present = {name: digest for name, digest in digests.items() if name not in (archive.SUMS, *_SIGNATURES)}
-    problems = [f"changed: {name}" for name in listed if name in present and listed[name] != present[name]]
-    problems += [f"missing: {name}" for name in (*listed, RECORD, RULES, STATEMENT) if name not in present]
-    return list(dict.fromkeys(problems + [f"extra: {name}" for name in present if name not in listed]))
 
 
 def signature_steps(contents: Mapping[str, bytes], allowed_signers: Path | None) -> Iterator[Step]:
