@@ -10,7 +10,7 @@ import pytest
 
 from seatrial import report
 from seatrial.handover import bundle, signatures
-from seatrial.handover.verify import Step, file_problems, signature_steps, verify
+from seatrial.handover.verify import Step, signature_steps, verify
 from seatrial.hardware import references
 from seatrial.model import Trial, UsageError
 from tests.handover.fixtures import CHECK, METRIC, contents, make_key, make_run, repack, tampered_record
@@ -93,7 +93,7 @@ def test_lines_of_sums_that_coreutils_would_not_check() -> None:
         f"{digest}  \x1b[2J\n",
         f"\\{digest}  a\\nb\n",
     ):
-        (problem,) = file_problems(text.encode(), {"a": digest, "b": digest})
+        (problem,) = bundle.file_problems(text.encode(), {"a": digest, "b": digest})
         assert problem.startswith("changed: SHA256SUMS")
 
 
