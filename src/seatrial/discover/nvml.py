@@ -100,22 +100,24 @@ class NvmlReader:
 class MemoryGrowth:
     """The growth of the memory in use on GPUs, by all processes, since this object was made.
 
-    ``bytes``: index → the largest growth that a call of ``read`` has seen.
+    ``bytes``: index → the largest rise above the lowest earlier reading that the calls of ``read`` have seen. A GPU
+    whose first reading fails is not in it.
     """
 
     def __init__(self, nvml: Any, indices: Iterable[int]) -> None:
         self.bytes: dict[int, int] = {}
         self.reader = NvmlReader(nvml)
         self._handles = {index: nvml.nvmlDeviceGetHandleByIndex(index) for index in indices}
-        self._first: dict[int, int] = {}
+        self._lowest: dict[int, int] = {}
         self.read()
+        self.reader.skip_unreadable()
 
     def read(self) -> None:
         for index, handle in self._handles.items():
             version = self.reader.nvml.nvmlMemory_v2
             if memory := self.reader.query(f"memory of gpu{index}", "nvmlDeviceGetMemoryInfo", handle, version):
-                growth = memory.used - self._first.setdefault(index, memory.used)
-                self.bytes[index] = max(growth, self.bytes.get(index, 0))
+                lowest = self._lowest[index] = min(memory.used, self._lowest.get(index, memory.used))
+                self.bytes[index] = max(memory.used - lowest, self.bytes.get(index, 0))
 
 
 class NvLink(Frozen):

@@ -210,7 +210,9 @@ USED = (4_000_000, 600_000_000)
     [
         ((USED, USED[:1]), Outcome.PASS),  # one of the GPUs suffices
         ((USED[:1], (5e9, 5e9, 1e9)), Outcome.FAIL),  # another program holds memory
+        ((USED[:1], (5e9, 1e9, 1.6e9)), Outcome.PASS),  # another program ends before the command uses the GPU
         ((USED[:1], [nvml_error("GpuIsLost")]), Outcome.FAIL),
+        (([nvml_error("Unknown"), 6e8], [nvml_error("Unknown"), 6e8]), Outcome.ERROR),  # growth from when on is unknown
         (([nvml_error("GpuIsLost")], [nvml_error("GpuIsLost")]), Outcome.ERROR),
         (([nvml_error("NotSupported")], [nvml_error("NotSupported")]), Outcome.UNJUDGED),
     ],
@@ -219,7 +221,8 @@ def test_command_that_computes_on_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: Any, outcome: Outcome
 ) -> None:
     two_gpus(monkeypatch, *memory)
-    assert outcomes(run_check(CHECK, tmp_path, command=["true"]))["gpu_memory_growth"] is outcome
+    command = ["sleep", "0.6"]  # long enough for two readings after the first
+    assert outcomes(run_check(CHECK, tmp_path, command=command))["gpu_memory_growth"] is outcome
 
 
 def test_command_that_needs_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

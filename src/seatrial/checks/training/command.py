@@ -407,7 +407,7 @@ def steps_and_losses(state: TrainerState, expected_steps: int | None, subject: s
 COMMON = (
     metric(
         _GPU_MEMORY,
-        "> 0.1 GB",  # a CUDA context alone takes more
+        "> 0.1 GB",  # a CUDA context without any tensor took 0.55 GB on an H200 (docs/results/2026-11-29-1xh200-oumi)
         "The memory in use on the GPUs did not grow while the command ran: it computed on the CPU.",
         "In the environment of the command: `python -c 'import torch; torch.zeros(1).cuda()'`",
     ),
