@@ -14,7 +14,7 @@ _LABEL_NAME = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _QUANTITY = r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?"
 
 
-def matching(pattern: str, expected: str) -> AfterValidator:
+def full_match(pattern: str, expected: str) -> AfterValidator:
     """Return a validator that accepts texts of at most 253 characters which match the whole pattern."""
 
     def validate(text: str) -> str:
@@ -26,40 +26,41 @@ def matching(pattern: str, expected: str) -> AfterValidator:
 
 
 ObjectName = Annotated[
-    str, matching(_DNS_SUBDOMAIN, "a name of Kubernetes: lower-case letters, digits, - and .; a letter or digit first")
+    str,
+    full_match(_DNS_SUBDOMAIN, "a name of Kubernetes: lower-case letters, digits, - and .; a letter or digit first"),
 ]
 Namespace = Annotated[
-    str, matching(_DNS_LABEL, "a namespace: at most 63 lower-case letters, digits and -; a letter or digit first")
+    str, full_match(_DNS_LABEL, "a namespace: at most 63 lower-case letters, digits and -; a letter or digit first")
 ]
 LabelKey = Annotated[
-    str, matching(rf"({_DNS_SUBDOMAIN}/)?{_LABEL_NAME}", "a label key, such as topology.kubernetes.io/zone")
+    str, full_match(rf"({_DNS_SUBDOMAIN}/)?{_LABEL_NAME}", "a label key, such as topology.kubernetes.io/zone")
 ]
-LabelValue = Annotated[str, matching(rf"({_LABEL_NAME})?", "a label value: at most 63 letters, digits, -, _ and .")]
+LabelValue = Annotated[str, full_match(rf"({_LABEL_NAME})?", "a label value: at most 63 letters, digits, -, _ and .")]
 Quantity = Annotated[
     str,
     BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value),
-    matching(_QUANTITY, "a quantity of Kubernetes, such as 8, 500m or 64Gi"),
+    full_match(_QUANTITY, "a quantity of Kubernetes, such as 8, 500m or 64Gi"),
 ]
-PositiveQuantity = Annotated[Quantity, matching(r".*[1-9].*", "a quantity above 0, such as 16Gi")]
+PositiveQuantity = Annotated[Quantity, full_match(r".*[1-9].*", "a quantity above 0, such as 16Gi")]
 # registry/repository:tag@digest: neither a space nor an upper-case letter in the repository
 ImageName = Annotated[
     str,
-    matching(
+    full_match(
         r"([A-Za-z0-9.-]+(:[0-9]{1,5})?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?",
         "an image name, such as registry.example/seatrial:1.0",
     ),
 ]
 Registry = Annotated[
-    str, matching(r"[A-Za-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)*", "a registry, such as mirror.example:5000/cache")
+    str, full_match(r"[A-Za-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)*", "a registry, such as mirror.example:5000/cache")
 ]
 AbsolutePath = Annotated[
     str,
     # pods have a volume of their own at /dev/shm
-    matching(
+    full_match(
         r"(?!/dev/shm$)(?!.*/\.\.(/|$))/[A-Za-z0-9_./-]*[A-Za-z0-9_-]", "an absolute path without .., not /dev/shm"
     ),
 ]
-Capability = Annotated[str, matching(r"[A-Z][A-Z_]*", "a capability without CAP_, such as IPC_LOCK")]
+Capability = Annotated[str, full_match(r"[A-Z][A-Z_]*", "a capability without CAP_, such as IPC_LOCK")]
 # the resource of NVIDIA's device plugin; pods request cluster.gpus_per_node of it
 GPU_RESOURCE = "nvidia.com/gpu"
 

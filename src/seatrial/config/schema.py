@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, PlainSerializer, model_validator
 
-from seatrial.config.kubernetes import Kubernetes, matching
+from seatrial.config.kubernetes import Kubernetes, full_match
 from seatrial.model import Frozen, ParsedThreshold
 
 # A setting of a trial: its origin (a flag, variable or file), its dotted key and its value
@@ -59,7 +59,7 @@ Gigabits = Annotated[
 
 VariableName = Annotated[
     str,
-    matching(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable: letters, digits and _, no digit first"),
+    full_match(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable: letters, digits and _, no digit first"),
 ]
 
 
