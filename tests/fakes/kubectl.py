@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -549,18 +550,26 @@ def run_pod(cluster: str, uid: str) -> None:
     if deleter == 0:
         _terminate_when_deleted(folder, process.pid, pod["spec"].get("terminationGracePeriodSeconds", 30))
         os._exit(0)
+
+    def end_container() -> None:
+        """End the processes that the first one leaves: they may still hold its standard output."""
+        process.wait()
+        for other in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if other.pid not in (os.getpid(), deleter) and other.environ().get(_TAG) == os.environ[_TAG]:
+                    other.kill()
+
+    end = threading.Thread(target=end_container)
+    end.start()
     assert process.stdout
     with (folder / "log").open("wb", buffering=0) as log:
         for line in process.stdout:
             for text in [*content["noise"], line.decode(errors="replace").rstrip("\n")]:
                 log.write(f"{_now()} {text}\n".encode())
+    end.join()
     code = process.wait()
     os.kill(deleter, signal.SIGKILL)
     os.waitpid(deleter, 0)
-    for other in psutil.process_iter():  # processes that the container left end with it
-        with contextlib.suppress(psutil.Error):
-            if other.pid != os.getpid() and other.environ().get(_TAG) == os.environ[_TAG]:
-                other.kill()
     part = folder / "exit.part"
     part.write_text(str(code if code >= 0 else 128 - code))
     part.rename(folder / "exit")
